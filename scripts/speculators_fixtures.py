@@ -19,6 +19,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parents[1] / "tests" / "drafters" / "fixtures"
 VOCAB, DRAFT_VOCAB, WIDTH, LAYERS, TOKENS, STEPS = 40, 24, 16, [1, 2, 3], 9, 3
+MASK = 38
 UNUSED = ("datasets", "hs_connectors", "openai")
 EAGLE3 = {
     "eagle3": {"norm_before_residual": True},
@@ -54,10 +56,16 @@ class Absent(MetaPathFinder, Loader):
         pass
 
 
+PEAGLE = {
+    "peagle": {"norm_before_residual": True},
+    "peagle-post-norm": {"norm_before_fc": True, "norm_output": True},
+}
+
+
 def main() -> None:
     sys.meta_path.append(Absent())  # packages that are installed come first
-    for name, options in EAGLE3.items():
-        write_eagle3(FOLDER / name, options)
+    for name, options in (EAGLE3 | PEAGLE).items():
+        (write_peagle if name in PEAGLE else write_eagle3)(FOLDER / name, options)
         size = sum(file.stat().st_size for file in (FOLDER / name).iterdir())
         print(f"{name}: {size} bytes")
 
@@ -65,8 +73,61 @@ def main() -> None:
 def write_eagle3(folder: Path, options: dict[str, bool]) -> None:
     """A checkpoint of the package's EAGLE-3 model, and its logits at every step of the
     training-time test."""
-    from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = configured(Eagle3SpeculatorConfig, folder, options)
+    model, ids_D, generator = randomised(Eagle3DraftModel(config=config))
+    tokens_T = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    hidden_TF = torch.randn(TOKENS - 1, WIDTH * len(LAYERS), generator=generator)
+    logits: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output[0]))
+    with torch.no_grad():
+        model(
+            hidden_TF[None],
+            tokens_T[None, 1:],
+            torch.zeros(1, TOKENS - 1, dtype=torch.int64),
+            ttt_steps=STEPS,
+        )
+    tensors = {f"logits.{i}": logits_TD for i, logits_TD in enumerate(logits)}
+    write(model, folder, tensors | {"tokens": tokens_T, "hidden": hidden_TF, "target_ids": ids_D})
+
+
+def write_peagle(folder: Path, options: dict[str, bool]) -> None:
+    """A checkpoint of the package's P-EAGLE model, and its logits at all depths behind all slots:
+    of slot t at depth d, row t of ``logits.d``."""
+    from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+    from speculators.models.peagle import core as package
+
+    def all_anchors(seq_length: int, **_: object) -> tuple[Tensor, Tensor]:
+        anchor_DT = [torch.arange(seq_length - d) for d in range(STEPS)]
+        depth_DT = [torch.full((seq_length - d,), d) for d in range(STEPS)]
+        return torch.cat(anchor_DT), torch.cat(depth_DT)
+
+    package.generate_cod_sample_indices = all_anchors
+    package.compute_metrics = lambda **_: (None, {})  # its losses need Triton
+    config = configured(PEagleSpeculatorConfig, folder, options, mask_token_id=MASK)
+    model, ids_D, generator = randomised(PEagleDraftModel(config=config))
+    model.verifier_lm_head.weight.data.zero_()
+    tokens_T = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    hidden_TF = torch.randn(TOKENS - 1, WIDTH * len(LAYERS), generator=generator)
+    logits: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output[0]))
+    with torch.no_grad():
+        model(
+            hidden_TF[None],
+            tokens_T[None, 1:],
+            torch.zeros(1, TOKENS - 1, dtype=torch.int64),
+            verifier_last_hidden_states=torch.zeros(1, TOKENS - 1, WIDTH),
+            num_depths=STEPS,
+        )
+    rows = logits[0].split([TOKENS - 1 - d for d in range(STEPS)])
+    tensors = {f"logits.{d}": logits_TD for d, logits_TD in enumerate(rows)}
+    write(model, folder, tensors | {"tokens": tokens_T, "hidden": hidden_TF, "target_ids": ids_D})
+
+
+def configured(kind: Any, folder: Path, options: dict[str, bool], **more: object) -> Any:
+    """The package's configuration of a tiny head."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
     from transformers import LlamaConfig, Qwen3Config
 
@@ -83,19 +144,23 @@ def write_eagle3(folder: Path, options: dict[str, bool]) -> None:
         rms_norm_eps=1e-5,
     )
     layer._attn_implementation = "eager"
-    config = Eagle3SpeculatorConfig(
+    return kind(
         transformer_layer_config=layer,
         draft_vocab_size=DRAFT_VOCAB,
         eagle_aux_hidden_state_layer_ids=LAYERS,
         speculators_config=SpeculatorsConfig(
-            algorithm="eagle3",
+            algorithm=folder.name.partition("-")[0],
             proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=STEPS)],
             default_proposal_method="greedy",
             verifier=VerifierConfig(name_or_path="target", architectures=["LlamaForCausalLM"]),
         ),
         **options,
+        **more,
     )
-    model = Eagle3DraftModel(config=config)
+
+
+def randomised(model: Any) -> tuple[Any, Tensor, torch.Generator]:
+    """The model with random weights and a random draft vocabulary, which is also returned."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,23 +169,13 @@ def write_eagle3(folder: Path, options: dict[str, bool]) -> None:
     ids_D = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
     mask_V = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids_D, True)
     model.load_vocab_mappings(mask_V, ids_D - torch.arange(DRAFT_VOCAB))
-    model.eval()
+    return model.eval(), ids_D, generator
 
-    tokens_T = torch.randint(VOCAB, (TOKENS,), generator=generator)
-    hidden_TF = torch.randn(TOKENS - 1, WIDTH * len(LAYERS), generator=generator)
-    logits: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output[0]))
-    with torch.no_grad():
-        model(
-            hidden_TF[None],
-            tokens_T[None, 1:],
-            torch.zeros(1, TOKENS - 1, dtype=torch.int64),
-            ttt_steps=STEPS,
-        )
+
+def write(model: Any, folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes a checkpoint, and beside it what was computed with it."""
     model.save_pretrained(folder)
     (folder / "config.py").unlink(missing_ok=True)  # a copy of the package's source
-    tensors = {f"logits.{i}": logits_TD for i, logits_TD in enumerate(logits)}
-    tensors |= {"tokens": tokens_T, "hidden": hidden_TF, "target_ids": ids_D}
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, folder.with_name(f"{folder.name}-expected.safetensors"))
 

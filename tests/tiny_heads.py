@@ -22,6 +22,7 @@ from outrider.drafters.heads.eagle3_network import (
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
+from outrider.drafters.heads.peagle import PEagleHead
 from outrider.runtime import HFModel
 
 
@@ -70,6 +71,16 @@ def tiny_head(
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(0.3 * noise if parameter.ndim > 1 else 1 + 0.3 * noise)
     return Eagle3Head(network, DraftVocabulary(torch.arange(V - D, V), V), "tiny head")
+
+
+def peagle_head(
+    target: HFModel, draft_vocab_size: int | None = None, num_tokens: int = 3
+) -> PEagleHead:
+    """A random P-EAGLE head that drafts so many tokens; the mask is the target's last token."""
+    mask = target.num_tokens - 1
+    options = {"num_speculative_tokens": num_tokens, "mask_token_id": mask}
+    head = tiny_head(target, draft_vocab_size, **options)
+    return PEagleHead(head.network, head.vocabulary, head.name)
 
 
 @torch.no_grad()
@@ -201,6 +212,7 @@ def tiny_medusa(
 RANDOM_HEADS = {
     "medusa": lambda target: tiny_medusa(target, target.num_tokens - 5),
     "eagle3": lambda target: tiny_head(target, target.num_tokens - 5),
+    "peagle": lambda target: peagle_head(target, target.num_tokens - 5),
     "dflash": lambda target: _block_head(target),
     "dspark": lambda target: _block_head(
         target,

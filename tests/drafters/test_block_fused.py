@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from interpreted_graphs import interpreted, without_compiler
 from tiny_block_heads import DSPARK, tiny_block_head
-from tiny_heads import CountedHeadExecutor, target_of
+from tiny_heads import CountedHeadExecutor, peagle_head, target_of
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
@@ -16,7 +16,11 @@ from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.runtime.executors.compiled import CompiledExecutor
 
-HEADS: dict[str, tuple[int | None, dict[str, Any]]] = {"dflash": (None, {}), "dspark": (17, DSPARK)}
+HEADS: dict[str, tuple[int | None, dict[str, Any]]] = {
+    "dflash": (None, {}),
+    "dspark": (17, DSPARK),
+    "peagle": (17, {}),
+}
 """Draft vocabulary and options; a head without a vocabulary of its own has the target's output."""
 
 
@@ -26,7 +30,8 @@ def engine(kind: str, batch: int, *, compiled: bool) -> Engine:
         target.compiled = CompiledExecutor(target.module, target.spec, "target", interpreted)
         target.compiled.sealed = True  # the head's programs are what is tested
     size, options = HEADS[kind]
-    head = tiny_block_head(target, size, **options)
+    make: Any = peagle_head if kind == "peagle" else tiny_block_head
+    head = make(target, size, **options)
     return without_compiler(Engine(target, head, METHODS[kind], max_batch_size=batch))
 
 

@@ -123,6 +123,21 @@ def test_a_saved_head_loads_as_it_was(tmp_path: Path) -> None:
         assert all(torch.equal(weights[k], w) for k, w in again.network.state_dict().items())
 
 
+def test_no_tokens_are_made_up(tmp_path: Path) -> None:
+    """A head that was trained on has no more fields than before: the configurations of
+    ``transformers`` have begin and end tokens by default."""
+    target = target_of()
+    head = tiny_head(target, 17)
+    head.config.layer.bos_token_id = head.config.layer.eos_token_id = None
+    for folder in ("first", "second"):
+        save_eagle3(head, tmp_path / folder)
+        head = load_eagle3(tmp_path / folder, target)
+    first, second = (read_config(tmp_path / folder) for folder in ("first", "second"))
+    assert first == second
+    assert first is not None
+    assert "bos_token_id" not in first["transformer_layer_config"]
+
+
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
 def test_the_original_layout(suffix: str, tmp_path: Path) -> None:
     """``midlayer.*``, a flat configuration, no embeddings, and no layers but the default ones."""
@@ -203,8 +218,8 @@ def test_a_damaged_checkpoint_is_named(
 
 @pytest.mark.parametrize("method", [None, "eagle3"])
 def test_a_kind_of_head_that_is_not_supported_is_named(method: str | None, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "peagle"}))
-    with pytest.raises(ModelLoadError, match="head of kind 'peagle', which is not supported: take"):
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "xpress"}))
+    with pytest.raises(ModelLoadError, match="head of kind 'xpress', which is not supported: take"):
         outrider.load(TARGET, tmp_path, method=method)
 
 

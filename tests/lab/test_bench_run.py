@@ -87,6 +87,16 @@ def test_every_cell_is_measured_and_the_baseline_is_added() -> None:
     assert len({result.key for result in results}) == len(results)
 
 
+def test_cells_that_cannot_differ_are_run_once() -> None:
+    """A data set under two names has one key, so its cells share their repeats."""
+    data = {name: tiny_data(3, name) for name in ("one", "two")}
+    seen: list[Progress] = []
+    results = bench(tiny_plan(data=["one", "two"]), data=data, on_progress=seen.append)
+    assert [each.cell.data for each in results] == ["one", "one", "two", "two"]
+    assert results[0].repeats == results[2].repeats
+    assert (seen[-1].done, seen[-1].total) == (4, 4)
+
+
 def test_outputs_are_those_of_the_engine() -> None:
     """Greedy outputs of both methods are equal, and sampled ones have the seed of their repeat."""
     plan = tiny_plan(temperatures=[0, 1], batch_sizes=[1, 3])

@@ -99,6 +99,10 @@ def test_unknown_paths_and_ids(tmp_path: Path) -> None:
     assert "no config.json" in refused(tmp_path / "empty")
     for source in ("./nowhere", "nobody/nothing"):
         assert refused(source).startswith(f"cannot load draft '{source}': ")
+    assert "make real" not in refused("nobody/nothing")
+    both = refused("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert "two ways to this model: the Hugging Face hub" in both
+    assert "`make real`" in both
 
 
 def test_pickles_are_refused(folder: Path) -> None:

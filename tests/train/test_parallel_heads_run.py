@@ -1,5 +1,5 @@
-"""Whole runs of `outrider train-head` with block and Medusa heads: they resume bit for bit, and
-what they write loads by its folder alone."""
+"""Whole runs of `outrider train-head` with block, P-EAGLE and Medusa heads: they resume bit for
+bit, and what they write loads by its folder alone."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,7 @@ from outrider.train.optim import Schedule
 OPTIONS: dict[str, dict[str, object]] = {
     "dflash": {"draft_vocab_size": 60, "block_size": 4, "num_layers": 1, "num_anchors": 3},
     "dspark": {"draft_vocab_size": 60, "block_size": 3, "markov_rank": 4, "num_anchors": 3},
+    "peagle": {"draft_vocab_size": 60, "num_depths": 3, "num_anchors": 3},
     "medusa": {"draft_vocab_size": 60, "num_heads": 2},
 }
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

@@ -1,12 +1,14 @@
 """A head that drafts a block of tokens by one forward pass over the target's hidden states.
 
-DFlash and DSpark; ``block_network.py`` has the papers and the network.
+DFlash and DSpark, whose papers and network are in ``block_network.py``:
 
     context   c_0 … c_{r-1} of the tokens before the root r, whose keys and values are cached
     pass      the root and the mask tokens, after the context; nothing of the pass is kept
     draft     slot by slot, left to right (``slots.py``)
     commit    the target's hidden states of the root and the accepted tokens are kept; the next
               drafting begins by reading them into the context
+
+P-EAGLE drafts alike from another cache and network: ``peagle.py``.
 
 The context is exactly the tokens that the target has run over and committed, which a KV cache of
 the network's layers holds (``newest.py``): prefilled from the prompt's hidden states, appended to
@@ -23,7 +25,6 @@ vocabulary, V vocabulary, E width of the target's hidden states side by side, S 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,9 +44,10 @@ from outrider.core.errors import IncompatibleError
 from outrider.drafters.chain.fused_model import draft_numbers, is_fusible
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.block_head import BlockHead
-from outrider.drafters.heads.block_model import BlockModel, BlockOutput
+from outrider.drafters.heads.block_model import BlockModel
 from outrider.drafters.heads.newest import Newest, NewestCache
-from outrider.drafters.heads.slots import Slots, chain_of_slots, tree_of_slots
+from outrider.drafters.heads.peagle import PEagleHead, PEagleModel
+from outrider.drafters.heads.slots import chain_of_slots, tree_of_slots
 from outrider.drafters.tree.grow import Children, StaticTree
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel
@@ -79,7 +81,7 @@ class BlockDrafter:
 
     def __init__(
         self,
-        head: BlockHead,
+        head: BlockHead | PEagleHead,
         target: HFModel,
         stop: Stop | None = None,
         *,
@@ -87,7 +89,11 @@ class BlockDrafter:
         children: Children = "distinct",
         num_fused: int = 0,
     ) -> None:
-        self.model = BlockModel(head, target)
+        self.model: BlockModel | PEagleModel
+        if isinstance(head, PEagleHead):
+            self.model = PEagleModel(head, target)
+        else:
+            self.model = BlockModel(head, target)
         if stop is not None and not head.config.has_confidence:
             raise IncompatibleError(
                 f"{head.name} predicts no confidence, so there is nothing to stop by before a "
@@ -99,8 +105,6 @@ class BlockDrafter:
         self._tree: StaticTree | None = None
         if topology is not None:
             self._tree = StaticTree(topology, children, target.num_tokens, target.device)
-        reduced = self.model.network.lm_head is not None
-        self._vocabulary = head.vocabulary.to(target.device) if reduced else None
         is_free = stop is None and topology is None and self.model.compiled is not None
         self.num_fused = min(num_fused, head.config.num_slots) if is_free else 0
 
@@ -136,27 +140,22 @@ class BlockDrafter:
     def read_prompt(
         self, state: BlockState, context: Context, hidden_BNH: Tensor, first: int
     ) -> None:
-        """Adds the hidden states of a pass of the prefill; those beyond a row's last token but one
-        are dropped when the row drafts."""
-        cache = state.cache
-        self.model.read(cache, hidden_BNH)
-        cache.append(hidden_BNH.shape[1])
-        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
+        """Reads the hidden states of a pass of the prefill."""
+        self.model.read_prompt(state.cache, context, hidden_BNH, first)
 
     def propose(self, state: BlockState, context: Context, budget: Budget, rng: Stream) -> Draft:
         cache = state.cache
         cache.forget_draft()
-        drafts_B = _complete(cache, context)
-        if not budget.max_tokens or drafts_B is False:
+        drafts_B = _complete(cache, context, self.model.least_known)
+        if not budget.max_tokens:
             return Draft.root_only(context.root_B)
-        draft = self._fused(cache, context, budget, rng) if drafts_B is True else None
+        draft = self._fused(cache, context, budget, rng) if drafts_B is None else None
         if draft is not None:
             return draft
-        slots = self._slots(self.model.run(cache, context), budget.max_tokens)
-        rows_B = None if drafts_B is True else drafts_B
+        slots = self.model.predict(cache, context, budget.max_tokens)
         if self._tree is not None:
-            return tree_of_slots(slots, self._tree, context, budget, rng, rows_B)
-        return chain_of_slots(slots, context, budget, rng, self.stop, rows_B)
+            return tree_of_slots(slots, self._tree, context, budget, rng, drafts_B)
+        return chain_of_slots(slots, context, budget, rng, self.stop, drafts_B)
 
     def commit(self, state: BlockState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Keeps the hidden states of the root and the accepted tokens, to be read."""
@@ -190,24 +189,10 @@ class BlockDrafter:
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, "iid")
 
-    def _slots(self, output: BlockOutput, max_tokens: int) -> Slots:
-        """What the block predicts, slot by slot."""
-        network, module = self.model.network, self.model.module
 
-        def confidence(slot: int, before_B: Tensor) -> Tensor:
-            return network.confidence_logits(output.h_BNH[:, slot], before_B).float().sigmoid()
-
-        num = min(output.h_BNH.shape[1], max_tokens)
-        has_confidence = network.confidence_head is not None
-        logits = partial(module.logits, output)
-        return Slots(num, logits, self._vocabulary, confidence if has_confidence else None)
-
-
-def _complete(cache: NewestCache, context: Context) -> Tensor | bool:
-    """Which rows have the hidden states of all tokens before their root, (B,); True for all, False
-    for none."""
+def _complete(cache: NewestCache, context: Context, least: int) -> Tensor | None:
+    """Which rows have the hidden states of all tokens before their root, and of at least so many,
+    (B,); None for all."""
     known = cache.known.host
-    complete = [n == m - 1 for n, m in zip(known, context.lengths, strict=True)]
-    if all(complete) or not any(complete):
-        return all(complete)
-    return torch.tensor(complete, device=context.device)
+    complete = [n == m - 1 and n >= least for n, m in zip(known, context.lengths, strict=True)]
+    return None if all(complete) else torch.tensor(complete, device=context.device)

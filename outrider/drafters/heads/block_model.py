@@ -7,7 +7,8 @@ F width of the target's hidden states side by side, D draft vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabu
 from outrider.drafters.heads.fused_draft import Slots
 from outrider.drafters.heads.head_model import HeadModel, placed
 from outrider.drafters.heads.newest import NewestCache, at_last
+from outrider.drafters.heads.slots import Slots as PredictedSlots
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced_cache import TracedKVCache
@@ -154,7 +156,12 @@ class BlockModel(HeadModel):
 
     Raises:
         IncompatibleError: a head of another target; the message names both numbers.
+
+    Attributes:
+        least_known: tokens that a row's cache must hold before it drafts.
     """
+
+    least_known: ClassVar[int] = 0
 
     def __init__(self, head: BlockHead, target: HFModel) -> None:
         head.check(target)
@@ -176,6 +183,15 @@ class BlockModel(HeadModel):
         position_BN = query_slots(cache.length_B, 0, hidden_BNF.shape[1])
         with self.watch:
             self.module.remember(hidden_BNF.to(self.dtype), position_BN, cache)
+
+    def read_prompt(
+        self, cache: NewestCache, context: Context, hidden_BNF: Tensor, first: int
+    ) -> None:
+        """Adds the hidden states of a pass of the prefill; those beyond a row's last token but one
+        are dropped when the row drafts."""
+        self.read(cache, hidden_BNF)
+        cache.append(hidden_BNF.shape[1])
+        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
 
     def catch_up(self, cache: NewestCache) -> None:
         """Reads the newest tokens, unless they are read."""
@@ -200,6 +216,20 @@ class BlockModel(HeadModel):
                 context.root_B[:, None], position_BN, cache.update, mask_B11S
             )
         return output
+
+    def predict(self, cache: NewestCache, context: Context, max_tokens: int) -> PredictedSlots:
+        """What the drafting pass predicts, slot by slot, of at most so many slots."""
+        output, network = self.run(cache, context), self.network
+
+        def confidence(slot: int, before_B: Tensor) -> Tensor:
+            return network.confidence_logits(output.h_BNH[:, slot], before_B).float().sigmoid()
+
+        return PredictedSlots(
+            min(output.h_BNH.shape[1], max_tokens),
+            partial(self.module.logits, output),
+            self.module.vocabulary if network.config.has_own_output else None,
+            confidence if network.config.has_confidence else None,
+        )
 
     @torch.inference_mode()
     def example_cache(self) -> KVCache:

@@ -26,7 +26,6 @@ layers read, V vocabulary of the target.
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from outrider.core import (
@@ -44,7 +43,7 @@ from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
 from outrider.drafters.heads.fused_tree import HeadTreePlan
-from outrider.drafters.heads.newest import Newest, at_last
+from outrider.drafters.heads.newest import Newest
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.fused import TreePlan
 from outrider.drafters.tree.grow import StaticTree
@@ -102,22 +101,8 @@ class OnHiddenStates(_Base):
     def read_prompt(
         self, state: Eagle3State, context: Context, hidden_BNH: Tensor, first: int
     ) -> None:
-        """Reads the next tokens of the prompts with the target's hidden states before them.
-
-        Args:
-            state: mutated.
-            context: the prompts.
-            hidden_BNH: the target's hidden states at tokens ``first``, ``first + 1``, … of each
-                row; arbitrary where a row's root follows.
-            first: as many tokens as were handed over before.
-        """
-        cache, N = state.features, hidden_BNH.shape[1]
-        tokens_BN = context.tokens_BT[:, first + 1 : first + 1 + N]
-        self.model.read(cache, tokens_BN, hidden_BNH)
-        cache.append(N)
-        cache.newest = _roots(cache.newest, context, hidden_BNH, first)
-        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
-        cache.base = cache.base - cache.newest.num
+        """Reads the next tokens of the prompts: see ``Eagle3Model.read_prompt``."""
+        self.model.read_prompt(state.features, context, hidden_BNH, first)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         assert isinstance(state, Eagle3State)
@@ -233,28 +218,6 @@ class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
 class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
     """Drafts a head's tree of most probable nodes, EAGLE-3's own method; arguments as
     ``DynamicTreeDrafter``."""
-
-
-def _roots(before: Newest, context: Context, hidden_BNH: Tensor, first: int) -> Newest:
-    """The roots of the rows whose prompts end with these hidden states, to be read again: a draft
-    begins with the pass over them.
-
-    Args:
-        before: the roots of the rows whose prompts ended before.
-        context: the prompts.
-        hidden_BNH: the target's hidden states at tokens ``first``, ``first + 1``, … of each row.
-        first: as above.
-    """
-    N = hidden_BNH.shape[1]
-    last_B = context.length_B - 2 - first
-    hidden_B1F = at_last(hidden_BNH.to(before.hidden_BKF.dtype), last_B.clamp(max=N - 1) + 1)
-    ends_here_B11 = ((last_B >= 0) & (last_B < N))[:, None, None]
-    num = [int(0 <= n - 2 < first + N) for n in context.lengths]
-    return Newest(
-        before.tokens_BK,
-        torch.where(ends_here_B11, hidden_B1F, before.hidden_BKF),
-        Lengths.of(num, context.device),
-    )
 
 
 def _where_known(budget: Budget, committed: Lengths) -> Budget:

@@ -11,21 +11,19 @@ times the layers read, V vocabulary of the target.
 
 import copy
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from outrider.core import (
-    Context,
-    ReadHidden,
-)
+from outrider.core import Context, Lengths, ReadHidden
 from outrider.core.clock import Stopwatch
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_module import HeadModule
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
 from outrider.drafters.heads.head import NetworkHead, check_target
 from outrider.drafters.heads.head_model import HeadModel, placed
-from outrider.drafters.heads.newest import NewestCache, at_last
+from outrider.drafters.heads.newest import Newest, NewestCache, at_last
 from outrider.runtime import HFModel, KVCache, Nodes
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.adapter import MARGIN
@@ -119,6 +117,8 @@ class Eagle3Model(HeadModel):
         IncompatibleError: a head of another target.
     """
 
+    module_type: ClassVar[type[HeadModule]] = HeadModule
+
     def __init__(self, head: Eagle3Head, target: HFModel) -> None:
         check_target(head, target)
         self.head = head
@@ -128,21 +128,41 @@ class Eagle3Model(HeadModel):
             embedding = placed(head.embedding, target)
         vocabulary = head.vocabulary.to(target.device)
         self.width: int = head.config.layer.hidden_size
-        module = HeadModule(self.network, embedding, vocabulary)
+        module = self.module_type(self.network, embedding, vocabulary)
         super().__init__(head, target, module, head.config.layer)
 
     def start(self, context: Context, read: ReadHidden | None = None) -> FeatureCache:
         """An empty cache; :meth:`read` fills it. A head has no hidden states for others."""
         return self.prepared(FeatureCache(self, context))
 
-    def catch_up(self, cache: FeatureCache) -> None:
+    def read_prompt(
+        self, cache: NewestCache, context: Context, hidden_BNF: Tensor, first: int
+    ) -> None:
+        """Reads the next tokens of the prompts with the target's hidden states before them.
+
+        Args:
+            cache: mutated.
+            context: the prompts.
+            hidden_BNF: the target's hidden states at tokens ``first``, ``first + 1``, … of each
+                row; arbitrary where a row's root follows.
+            first: as many tokens as were handed over before.
+        """
+        N = hidden_BNF.shape[1]
+        tokens_BN = context.tokens_BT[:, first + 1 : first + 1 + N]
+        self.read(cache, tokens_BN, hidden_BNF)
+        cache.append(N)
+        cache.newest = _roots(cache.newest, context, hidden_BNF, first)
+        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
+        cache.base = cache.base - cache.newest.num
+
+    def catch_up(self, cache: NewestCache) -> None:
         """Reads the newest tokens, unless they are read."""
         if cache.is_read:
             return
         tokens_BK, hidden_BKF, num = cache.newest
         cache.have_read(at_last(self.read(cache, tokens_BK, hidden_BKF), num.device_B)[:, 0])
 
-    def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
+    def read(self, cache: NewestCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
         """Reads tokens after the committed slots, each with the target's hidden states at the
         token before it; returns the head's outputs, (B, N, H), and commits nothing."""
         batch = ForwardBatch(cache, tokens_BN)
@@ -186,3 +206,25 @@ class Eagle3Model(HeadModel):
             batch.tokens_BN, feature_BNH, metadata.positions_BN, mask, batch.cache
         )
         return output_BNH
+
+
+def _roots(before: Newest, context: Context, hidden_BNF: Tensor, first: int) -> Newest:
+    """The roots of the rows whose prompts end with these hidden states, to be read again: a draft
+    begins with the pass over them.
+
+    Args:
+        before: the roots of the rows whose prompts ended before.
+        context: the prompts.
+        hidden_BNF: the target's hidden states at tokens ``first``, ``first + 1``, … of each row.
+        first: as above.
+    """
+    N = hidden_BNF.shape[1]
+    last_B = context.length_B - 2 - first
+    hidden_B1F = at_last(hidden_BNF.to(before.hidden_BKF.dtype), last_B.clamp(max=N - 1) + 1)
+    ends_here_B11 = ((last_B >= 0) & (last_B < N))[:, None, None]
+    num = [int(0 <= n - 2 < first + N) for n in context.lengths]
+    return Newest(
+        before.tokens_BK,
+        torch.where(ends_here_B11, hidden_B1F, before.hidden_BKF),
+        Lengths.of(num, context.device),
+    )

@@ -21,6 +21,8 @@ have them:
     norm_before_fc         one norm over the concatenated hidden states ahead of ``fc``
     fc_norm                one norm per layer there (EAGLE-3.1)
     norm_output            the next feature is norm(f) where the paper has f (EAGLE-3.1)
+    mask_token_id          a P-EAGLE head (``peagle.py``): drafted tokens are read as this token,
+                           and the hidden states before them as the trained ``mask_hidden``
 
 Legend: B rows, N tokens, S slots, H width of the head, F width of the target times its chosen
 layers, D draft vocabulary.
@@ -60,6 +62,7 @@ class Eagle3Config:
         target_name: folder or hub id of the target that it was trained on.
         num_speculative_tokens: the draft length it was trained for.
         target_architectures: class names of that target.
+        mask_token_id: as above; None for a head that drafts token by token.
     """
 
     layer: LayerConfig
@@ -73,6 +76,7 @@ class Eagle3Config:
     target_name: str | None = None
     num_speculative_tokens: int = 5
     target_architectures: tuple[str, ...] = ()
+    mask_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.norm_before_fc and self.fc_norm:
@@ -81,11 +85,36 @@ class Eagle3Config:
             )
         if not self.target_layers:
             raise ModelLoadError("an EAGLE-3 head reads the hidden states of at least one layer")
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.layer.vocab_size:
+            raise ModelLoadError(
+                f"a P-EAGLE head with mask_token_id {self.mask_token_id}: its target has "
+                f"{self.layer.vocab_size} tokens"
+            )
 
     @property
     def fused_size(self) -> int:
         """F."""
         return self.target_hidden_size * len(self.target_layers)
+
+    @property
+    def kind(self) -> str:
+        """``peagle`` with a mask token, else ``eagle3``."""
+        return "eagle3" if self.mask_token_id is None else "peagle"
+
+    @property
+    def num_slots(self) -> int:
+        """The longest draft of a P-EAGLE head."""
+        return self.num_speculative_tokens
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of its pass: the root, and a mask token ahead of each drafted token but one."""
+        return self.num_slots
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether it predicts how probably each token is accepted."""
+        return False
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -165,6 +194,8 @@ FAMILIES = {
     "qwen3": Family(Qwen3Config, Qwen3FirstLayer, Qwen3DecoderLayer, Qwen3RMSNorm),
 }
 """By ``model_type`` of the layers."""
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
+"""A head has no such tokens, while the configurations of ``transformers`` have some by default."""
 
 
 class Eagle3Network(nn.Module):
@@ -193,6 +224,8 @@ class Eagle3Network(nn.Module):
         if config.fc_norm:
             norms = [family.norm(config.target_hidden_size, eps=eps) for _ in config.target_layers]
             self.fc_norm = nn.ModuleList(norms)
+        if config.mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.randn(1, 1, config.fused_size))
 
     def fuse(self, hidden_BNF: Tensor) -> Tensor:
         """The features of tokens that the target has read, (B, N, H), from its hidden states."""
@@ -258,7 +291,7 @@ def layer_config(values: dict[str, Any]) -> LayerConfig:
         raise ModelLoadError(
             f"an EAGLE-3 head with layers of type {kind!r}: known here are {', '.join(FAMILIES)}"
         )
-    config = FAMILIES[kind].config(**values)
+    config = FAMILIES[kind].config(**{**NO_TOKENS, **values})
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ModelLoadError(
             "an EAGLE-3 head with a sliding window: only full attention is known here"

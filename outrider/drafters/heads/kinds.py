@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.core.errors import ModelLoadError
 from outrider.drafters.heads.formats.block import is_dflash, is_dspark, load_block
-from outrider.drafters.heads.formats.eagle3 import is_eagle3, load_eagle3
+from outrider.drafters.heads.formats.eagle3 import is_eagle3, is_peagle, load_eagle3
 from outrider.drafters.heads.formats.folder import read_config
 from outrider.drafters.heads.formats.medusa import is_medusa, load_medusa
 from outrider.drafters.heads.head import Head
@@ -38,6 +38,7 @@ FORMATS = (
     HeadFormat("eagle3", "eagle3", is_eagle3, load_eagle3),
     HeadFormat("dflash", "dflash", is_dflash, load_block),
     HeadFormat("dspark", "dspark", is_dspark, load_block),
+    HeadFormat("peagle", "peagle", is_peagle, load_eagle3),
     HeadFormat("medusa", "medusa", is_medusa, load_medusa),
 )
 

@@ -47,9 +47,11 @@ class Timeline:
         self._left.update(dict.fromkeys(runs))
 
     def skip(self, run: Run) -> None:
-        """A repeat need not be run."""
-        del self._left[run]
-        self._over += 1
+        """A repeat need not be run. Cells with one key, such as those of a data set that was given
+        twice, share their repeats, which count once."""
+        if run in self._left:
+            del self._left[run]
+            self._over += 1
 
     def end(self, run: Run, seconds: float) -> None:
         """A repeat is over."""

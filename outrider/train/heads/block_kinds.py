@@ -18,7 +18,12 @@ from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatches
 from outrider.train.heads.block import BlockTraining
 from outrider.train.heads.block_loss import BlockLoss
-from outrider.train.heads.initial import copy_final_norm, layer_shape, read_last_layer
+from outrider.train.heads.initial import (
+    copy_final_norm,
+    layer_shape,
+    rarest_token,
+    read_last_layer,
+)
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
 from outrider.train.heads.states import States
@@ -135,8 +140,7 @@ def _built(
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
     mask_token_id = shape.mask_token_id
     if mask_token_id == -1:
-        rarest = ground.counts_V == ground.counts_V.min()
-        mask_token_id = int(rarest.nonzero()[-1])
+        mask_token_id = rarest_token(ground.counts_V)
     layers = layer_shape(target, shape.intermediate_size)
     config = BlockConfig(
         Qwen3Config(**layers, num_hidden_layers=shape.num_layers, tie_word_embeddings=False),

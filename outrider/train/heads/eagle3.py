@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -202,6 +202,10 @@ def _build(
     if start:
         head = load_eagle3(start, target)
         check_target(head, target)
+        if head.kind != "eagle3":
+            raise InvalidParameterError(
+                f"start={start}: a head of kind {head.kind!r}, not 'eagle3'"
+            )
         return Eagle3Training(
             head.network.float(),
             head.vocabulary,
@@ -212,36 +216,71 @@ def _build(
             head.embedding,
             compile,
         )
-    size = min(draft_vocab_size, target.num_tokens)
+    shape = Shape(
+        draft_vocab_size,
+        layers,
+        norm_before_fc,
+        norm_output,
+        norm_before_residual,
+        intermediate_size,
+        from_layer,
+        ttt_length,
+    )
+    network, vocabulary = new_network(ground, shape)
+    return Eagle3Training(
+        network, vocabulary, target, divergence, ttt_length, decay, compile=compile
+    )
+
+
+class Shape(NamedTuple):
+    """Options of a new head, as users name them; ``draft_length`` is that of its drafts."""
+
+    draft_vocab_size: int
+    layers: Layers
+    norm_before_fc: bool
+    norm_output: bool
+    norm_before_residual: bool
+    intermediate_size: int
+    from_layer: int
+    draft_length: int
+    num_layers: int = 1
+    mask_token_id: int | None = None
+
+
+def new_network(ground: Ground, shape: Shape) -> tuple[Eagle3Network, DraftVocabulary]:
+    """A network whose decoder layers have the target's shape, and its draft vocabulary. Its first
+    weights are those that ``_build`` tells of."""
+    target = ground.target
+    if shape.num_layers < 1:
+        raise InvalidParameterError(f"num_layers={shape.num_layers}: must be at least 1")
+    size = min(shape.draft_vocab_size, target.num_tokens)
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
-    config = target.module.config.get_text_config()
+    layer = layer_shape(target, shape.intermediate_size)
     torch.manual_seed(ground.seed)
     network = Eagle3Network(
         Eagle3Config(
-            LlamaConfig(**layer_shape(target, intermediate_size), num_hidden_layers=1),
+            LlamaConfig(**layer, num_hidden_layers=shape.num_layers),
             size,
-            layers.of(target, default_layers(target.num_layers)),
-            config.hidden_size,
-            norm_before_residual=norm_before_residual,
-            norm_before_fc=norm_before_fc,
-            norm_output=norm_output,
+            shape.layers.of(target, default_layers(target.num_layers)),
+            layer["hidden_size"],
+            norm_before_residual=shape.norm_before_residual,
+            norm_before_fc=shape.norm_before_fc,
+            norm_output=shape.norm_output,
             target_name=ground.name_of_target,
             target_architectures=tuple(target.module.config.architectures or ()),
-            num_speculative_tokens=ttt_length,
+            num_speculative_tokens=shape.draft_length,
+            mask_token_id=shape.mask_token_id,
         )
     ).float()
-    training = Eagle3Training(
-        network, vocabulary, target, divergence, ttt_length, decay, compile=compile
-    )
-    _start_from(network, target, training.teacher, from_layer)
-    return training
+    _start_from(network, target, Teacher(target, vocabulary), shape.from_layer)
+    return network, vocabulary
 
 
 @torch.no_grad()
 def _start_from(network: Eagle3Network, target: HFModel, teacher: Teacher, from_layer: int) -> None:
     """Initialises the output layer by the target's, the final norm as the target's, ``fc`` so that
-    the feature begins as the last of the layers read, and the decoder layer as the target's of that
-    number."""
+    the feature begins as the last of the layers read, and the first decoder layer as the target's
+    of that number."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)

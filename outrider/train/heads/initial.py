@@ -60,6 +60,11 @@ def layer_shape(target: HFModel, intermediate_size: int = 0) -> dict[str, Any]:
     }
 
 
+def rarest_token(counts_V: Tensor) -> int:
+    """A token that the data hardly has, whose embedding can stand for tokens to be drafted."""
+    return int((counts_V == counts_V.min()).nonzero()[-1])
+
+
 @torch.no_grad()
 def copy_output_layer(output: nn.Linear, rows_DH: Tensor) -> None:
     """Copies the target's rows of the drafted tokens, flattened: the feature begins as a hidden

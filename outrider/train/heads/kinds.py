@@ -8,8 +8,11 @@ from outrider.train.heads.block_kinds import DFLASH, DSPARK
 from outrider.train.heads.eagle3 import EAGLE3
 from outrider.train.heads.kind import HeadKind
 from outrider.train.heads.medusa import MEDUSA
+from outrider.train.heads.peagle import PEAGLE
 
-HEAD_KINDS: dict[str, HeadKind] = {kind.name: kind for kind in (EAGLE3, DFLASH, DSPARK, MEDUSA)}
+HEAD_KINDS: dict[str, HeadKind] = {
+    kind.name: kind for kind in (EAGLE3, DFLASH, DSPARK, PEAGLE, MEDUSA)
+}
 
 
 def find_kind(name: str) -> HeadKind:

@@ -1,6 +1,6 @@
-"""EAGLE-3 checkpoints: loads both published layouts, and saves in the ``speculators`` format.
+"""EAGLE-3 and P-EAGLE checkpoints: loads published layouts, saves in the ``speculators`` format.
 
-    speculators           "speculators_model_type": "eagle3", the layer under
+    speculators           "speculators_model_type": "eagle3" or "peagle", the layer under
                           "transformer_layer_config"; tensors layers.0.*
     EAGLE, SpecForge      "architectures": ["LlamaForCausalLMEagle3"], the layer's fields at the top
                           level beside "draft_vocab_size"; tensors midlayer.*
@@ -26,6 +26,7 @@ from outrider.core.errors import ModelLoadError
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3 import Eagle3Head
 from outrider.drafters.heads.eagle3_network import (
+    NO_TOKENS,
     Eagle3Config,
     Eagle3Network,
     default_layers,
@@ -37,12 +38,14 @@ from outrider.drafters.heads.formats.folder import (
     require,
     write_folder,
 )
+from outrider.drafters.heads.peagle import PEagleHead
 from outrider.runtime import HFModel
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle")
 """Names of the second layout's architecture; the last one only with a draft vocabulary."""
 SPECULATORS_VERSION = "0.9.0"
 """The version of the format that is written."""
+_ARCHITECTURE = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel"}
 _TABLES = ("d2t", "t2d")
 _NORMS = {f"aux_norm_{name}": f"fc_norm.{j}" for j, name in enumerate(("low", "mid", "high"))}
 _UNUSED = ("rotary_emb", "verifier_lm_head", "verifier_norm")
@@ -54,6 +57,11 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
         return bool(config["speculators_model_type"] == "eagle3")
     named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
     return named and config.get("draft_vocab_size") is not None
+
+
+def is_peagle(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is that of a P-EAGLE head."""
+    return bool(config.get("speculators_model_type") == "peagle")
 
 
 def load_eagle3(folder: str | Path, target: HFModel) -> Eagle3Head:
@@ -89,7 +97,8 @@ def load_eagle3(folder: str | Path, target: HFModel) -> Eagle3Head:
     network = Eagle3Network(config)
     _fill(network, tensors, name)
     own = None if embedding is None else nn.Embedding.from_pretrained(embedding)
-    return Eagle3Head(network, vocabulary, name, own)
+    kind = Eagle3Head if config.mask_token_id is None else PEagleHead
+    return kind(network, vocabulary, name, own)
 
 
 def save_eagle3(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -120,10 +129,10 @@ def _as_speculators(config: Eagle3Config, dtype: torch.dtype) -> dict[str, objec
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    return {
-        "speculators_model_type": "eagle3",
+    written = {
+        "speculators_model_type": config.kind,
         "speculators_version": SPECULATORS_VERSION,
-        "architectures": ["Eagle3DraftModel"],
+        "architectures": [_ARCHITECTURE[config.kind]],
         "transformer_layer_config": layer,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
@@ -134,7 +143,7 @@ def _as_speculators(config: Eagle3Config, dtype: torch.dtype) -> dict[str, objec
         "embed_requires_grad": False,
         "eagle_aux_hidden_state_layer_ids": list(config.target_layers),
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": config.kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [method],
             "verifier": {
@@ -145,6 +154,12 @@ def _as_speculators(config: Eagle3Config, dtype: torch.dtype) -> dict[str, objec
         "tie_word_embeddings": False,
         "dtype": str(dtype).removeprefix("torch."),
     }
+    return written if config.mask_token_id is None else written | _of_peagle(config)
+
+
+def _of_peagle(config: Eagle3Config) -> dict[str, object]:
+    """What a P-EAGLE head has beside the fields of an EAGLE-3 head, or otherwise."""
+    return {"mask_token_id": config.mask_token_id, "embed_requires_grad": True}
 
 
 def _speculators_config(values: Mapping[str, Any], target: HFModel, name: str) -> Eagle3Config:
@@ -165,6 +180,7 @@ def _speculators_config(values: Mapping[str, Any], target: HFModel, name: str) -
         target_name=verifier.get("name_or_path"),
         num_speculative_tokens=methods[0].get("speculative_tokens") or 5,
         target_architectures=tuple(verifier.get("architectures") or ()),
+        mask_token_id=require(values, "mask_token_id", name) if is_peagle(values) else None,
     )
 
 
@@ -172,7 +188,8 @@ def _flat_config(values: Mapping[str, Any], target: HFModel, name: str) -> Eagle
     own = values.get("eagle_config") or {}
     layers = own.get("eagle_aux_hidden_state_layer_ids")
     size = require(values, "draft_vocab_size", name)
-    layer = LlamaConfig(**{key: value for key, value in values.items() if key != "model_type"})
+    fields = {key: value for key, value in values.items() if key != "model_type"}
+    layer = LlamaConfig(**{**NO_TOKENS, **fields})
     layer.num_hidden_layers = 1  # in this layout the number may be the target's
     return Eagle3Config(
         layer,
