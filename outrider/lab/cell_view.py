@@ -225,6 +225,11 @@ def checked(cells: Iterable[Any]) -> list[CellView]:
     return views
 
 
+def metric_label(metric: str, name: str) -> str:
+    """How tables call a number of a metric: by both names, where its own does not say both."""
+    return name if name.startswith(metric[:4]) else f"{metric} {name}"
+
+
 def is_lower_better(metric: str) -> bool:
     """Whether smaller values of a metric are better."""
     words = metric.lower().replace("-", " ").replace("_", " ").split()
@@ -322,7 +327,7 @@ def _metrics(
         charted = _CHARTED.get(metric)
         for key, value in numbers.items():
             if _is_number(value) and key not in COUNTS:
-                name = key if key.startswith(metric[:4]) else f"{metric} {key}"
+                name = metric_label(metric, key)
                 yield name, float(value), charted is None or key in charted
 
 
