@@ -33,6 +33,7 @@ from rich.console import Console
 import outrider
 from outrider import Sampling
 from outrider.engine import Engine
+from outrider.lab.whole_file import write_whole
 
 Conversation = list[dict[str, str]]
 
@@ -201,9 +202,7 @@ def read(path: Path) -> list[Any]:
 
 
 def write(path: Path, lines: Sequence[Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def converse(
@@ -237,6 +236,30 @@ def converse(
         number += 1
     write(out / "answers.jsonl", chunks)
     return out / "answers.jsonl"
+
+
+def training_parser(description: str, steps: int) -> argparse.ArgumentParser:
+    """The options of recipes that train on such conversations, with the default number of steps."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--target", default="runs/smollm2/model", help="folder or hub id")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--data", type=Path, help="conversations; default: made by the target")
+    parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
+    parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(texts=[])
+    return parser
+
+
+def training_data(given: argparse.Namespace, console: Console) -> Path:
+    """The conversations that the options name, or those that the target makes."""
+    if given.data is not None:
+        return Path(given.data)
+    prompts = [line["prompt"] for line in read(given.prompts)] if given.prompts else []
+    texts = [file.read_text(encoding="utf-8") for file in given.texts]
+    folder = given.out / "conversations"
+    return converse(given.target, folder, given.tokens, prompts, texts, given.seed, console)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

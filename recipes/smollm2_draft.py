@@ -18,7 +18,6 @@ so no such draft comes with the package.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from outrider.train.distill.settings import GROUND_TRUTH, Data, Distillation, Me
 from outrider.train.distill.shape import Shape
 from outrider.train.loop import Interrupted, Settings
 from outrider.train.optim import Schedule
-from recipes.self_chat import converse, read
+from recipes.self_chat import training_data, training_parser
 
 SHAPE = Shape(layers=4, width=144)
 """With the tokenizer its folder takes 19 MB, of which the embeddings take 14."""
@@ -94,23 +93,12 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Distil a draft for SmolLM2-135M-Instruct.")
-    parser.add_argument("--target", default="runs/smollm2/model", help="folder or hub id")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--data", type=Path, help="conversations; default: made by the target")
-    parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
-    parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
-    parser.add_argument("--steps", type=int, default=600)
+    parser = training_parser("Distil a draft for SmolLM2-135M-Instruct.", steps=600)
     parser.add_argument("--layers", type=int, default=SHAPE.layers, help="of the draft")
     parser.add_argument("--width", type=int, default=SHAPE.width, help="of the draft")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     console = Console(stderr=True)
-    data = given.data
-    if data is None:
-        prompts = [line["prompt"] for line in read(given.prompts)] if given.prompts else []
-        folder = given.out / "conversations"
-        data = converse(given.target, folder, given.tokens, prompts, (), given.seed, console)
+    data = training_data(given, console)
     try:
         shape = Shape(given.layers, given.width)
         out = given.out / f"{shape.layers}x{shape.width}"

@@ -13,7 +13,6 @@ On two cores the conversations take an hour, and 1,200 steps take another.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from outrider.runtime.kernels.build import find_compiler
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
 from outrider.train.optim import Schedule
-from recipes.self_chat import converse, read
+from recipes.self_chat import training_data, training_parser
 from recipes.smollm2 import HUB_ID
 
 LEARNING_RATE = 5e-3  # of Muon; of 0.002, 0.006 and 0.015, the middle one learned most in 50 steps
@@ -73,25 +72,13 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train the head for SmolLM2-135M-Instruct.")
-    parser.add_argument("--target", default="runs/smollm2/model", help="folder or hub id")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--data", type=Path, help="conversations; default: made by the target")
+    parser = training_parser("Train the head for SmolLM2-135M-Instruct.", steps=1200)
     parser.add_argument("--start", type=Path, help="folder of a head to train on")
-    parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="plain text to summarise")
-    parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
-    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="the highest")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     console = Console(stderr=True)
-    data = given.data
-    if data is None:
-        prompts = [line["prompt"] for line in read(given.prompts)] if given.prompts else []
-        folder = given.out / "conversations"
-        texts = [file.read_text(encoding="utf-8") for file in given.texts]
-        data = converse(given.target, folder, given.tokens, prompts, texts, given.seed, console)
+    data = training_data(given, console)
     out = given.out / "eagle3"
     train(
         given.target,

@@ -1,6 +1,7 @@
 """Prints the results of a benchmark as tables of at most 80 columns, one per setting."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich import box
@@ -10,7 +11,7 @@ from rich.table import Table
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench import CellResult
 from outrider.lab.bench.measuring_share import MOST
-from outrider.lab.cell_view import COUNTS
+from outrider.lab.cell_view import COUNTS, metric_label
 from outrider.lab.energy.per_token import joules_per_token
 from outrider.lab.quality.compare import compare_cells
 
@@ -101,68 +102,65 @@ def _gamma(result: CellResult) -> str:
 
 
 def _metrics(cells: Sequence[CellResult]) -> Table:
-    """A row per number, a few of them beside each other would not fit."""
+    """Below each method a row per number, since a few of them beside each other would not fit."""
     table = _table()
-    table.add_column("method", overflow="fold", ratio=1)
-    table.add_column("γ", justify="right", no_wrap=True)
-    table.add_column("metric", overflow="fold")
+    table.add_column("metric", overflow="fold", ratio=1)
     table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("difference to the baseline", justify="right", no_wrap=True)
     baseline = next((each for each in cells if each.cell.is_baseline), None)
     for result in cells:
-        name, gamma = _name(result, cells), _gamma(result)
-        rows = [*_flat(result), *_differences(result, baseline), *_energy(result)]
-        for metric, value in rows:
-            table.add_row(name, gamma, metric, value)
-            name = gamma = ""
+        rows = [*_flat(result, baseline), *_energy(result)]
+        if rows:
+            gamma = _gamma(result)
+            table.add_row(f"{_name(result, cells)}{gamma and f', γ {gamma}'}", "", "", style="bold")
+        for metric, value, difference in rows:
+            table.add_row(f"  {metric}", value, difference)
     return table
 
 
-def _flat(result: CellResult) -> list[tuple[str, str]]:
-    """The numbers of all metrics, by name; what is no single number is left to cells.jsonl. A lossy
-    rule on whole paths has no distribution per token to compare with the target's, so that its
-    divergence is not known."""
+def _flat(result: CellResult, baseline: CellResult | None) -> list[tuple[str, str, str]]:
+    """The numbers of all metrics, by name, each with its difference to the baseline's; how much a
+    metric saw, and what is no single number, is left to cells.jsonl. A lossy rule on whole paths
+    has no distribution per token to compare with the target's, so that its divergence is not known.
+    """
     found = []
     for metric, values in result.metrics.items():
         known = result.lossless or values.get("measured_tokens") != 0
+        compared = _differences(result, baseline, metric) if known else {}
         for name, value in values.items():
-            if isinstance(value, int | float):
-                label = name if name.startswith(metric) else f"{metric} {name}"
-                found.append((label, f"{value:.4g}" if known or name in COUNTS else UNKNOWN))
+            if isinstance(value, int | float) and name not in COUNTS:
+                written = f"{value:.4g}" if known and math.isfinite(value) else UNKNOWN
+                found.append((metric_label(metric, name), written, compared.pop(name, "")))
+        found += [(metric_label(metric, name), "", text) for name, text in compared.items()]
     return found
 
 
-def _differences(result: CellResult, baseline: CellResult | None) -> list[tuple[str, str]]:
-    """How each metric of single outputs differs from the baseline's, with its 95 % interval."""
-    if baseline is None or result.cell.is_baseline:
-        return []
-    found = []
-    for metric, values in result.metrics.items():
-        if metric not in baseline.metrics or not isinstance(values, Mapping):
+def _differences(result: CellResult, baseline: CellResult | None, metric: str) -> dict[str, str]:
+    """How the values of single outputs differ from the baseline's, with the 95 % interval."""
+    if baseline is None or result.cell.is_baseline or metric not in baseline.metrics:
+        return {}
+    found = {}
+    for name in result.metrics[metric].get("each", {}):
+        try:
+            each = compare_cells(result, baseline, metric, name)
+        except InvalidParameterError:  # no output of either has a value
             continue
-        if values.get("measured_tokens") == 0:
-            continue
-        for name in values.get("each", {}):
-            try:
-                each = compare_cells(result, baseline, metric, name)
-            except InvalidParameterError:  # no output of either has a value
-                continue
-            mark = "" if each.is_significant else ", not significant"
-            text = f"{each.value:+.3g} ({each.low:.3g} to {each.high:.3g})"
-            found.append((f"{metric} {name}, difference{mark}", text))
+        mark = "*" if each.is_significant else " "
+        found[name] = f"{each.value:+.3g} ({each.low:.3g} to {each.high:.3g}){mark}"
     return found
 
 
-def _energy(result: CellResult) -> list[tuple[str, str]]:
+def _energy(result: CellResult) -> list[tuple[str, str, str]]:
     """Joules per token by each meter, marked where they are an estimate."""
     found = []
     for name, each in joules_per_token(result.repeats).items():
         label = f"{name}, joules/token" + (" (estimate)" if each.estimate else "")
         if each.joules is None:
-            found.append((label, "failed"))
+            found.append((label, "failed", ""))
             continue
-        found.append((label, f"{each.joules:.4g}"))
+        found.append((label, f"{each.joules:.4g}", ""))
         if each.above_idle is not None and not each.estimate:
-            found.append((f"{label} above idle", f"{each.above_idle:.4g}"))
+            found.append((f"{label} above idle", f"{each.above_idle:.4g}", ""))
     return found
 
 
@@ -176,8 +174,8 @@ def _legend(results: Sequence[CellResult]) -> str:
         text += f" {LOSSY}: the output does not have the target's distribution."
     if any(result.metrics for result in results):
         text += (
-            " difference: of a metric to the baseline's, per output, with its paired bootstrap "
-            "interval over prompts."
+            " difference: mean over outputs, with its paired bootstrap interval over prompts; *: "
+            "the interval leaves out 0."
         )
     if any(result.speed.get("measuring_share", 0.0) > MOST for result in results):
         text += (

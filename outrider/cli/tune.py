@@ -64,7 +64,7 @@ def tune(
         )
     start("outrider.lab.tune.run")
     from outrider.lab.plots import require_matplotlib
-    from outrider.lab.tune.run import run_tune
+    from outrider.lab.tune.run import tuner_of
     from outrider.lab.tune.tuning import TuneSettings
 
     if plot is not None:
@@ -75,7 +75,7 @@ def tune(
     plan = _plan(grid, prompting, run, models, sizes)
     given = _candidates(grid, models, table.counted)
     with table, Progress(quiet=as_json) as progress:
-        tuning = run_tune(plan, settings, given, progress.show)
+        tuning = tuner_of(plan, settings, given, progress.show).run()
         _write(tuning, plan, output, table)
     if plot is not None:
         from outrider.lab.tune.plot import draw

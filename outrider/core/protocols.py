@@ -213,6 +213,14 @@ class StartsLate(Protocol):
         """As ``Drafter.start``, but no forward pass is run."""
 
 
+@runtime_checkable
+class RemembersOutputs(Protocol):
+    """A drafter that copies from the outputs of requests that have ended."""
+
+    def forget_outputs(self) -> None:
+        """Drops these outputs. No request may be running."""
+
+
 class Verifier(Protocol):
     """A rule that turns a draft and the target distributions into emitted tokens."""
 

@@ -61,7 +61,7 @@ class Energy:
 
     Attributes:
         joules: with what the machine draws when idle.
-        above_idle: without; None where the idle power is not known.
+        above_idle: without; None where the idle power is not known, and of an estimate.
         estimate: whether a model computed it and nothing was measured.
         source: what was read, and the constants of an estimate.
     """
@@ -105,6 +105,8 @@ class CellView:
         acceptance_rate: accepted over drafted tokens.
         acceptance_length: tokens per target pass.
         accepted_at, verified_at: accepted and verified tokens by position in the draft.
+        acceptance_by_class: of the tokens of each class at verified positions, the share that was
+            drafted; see ``bench/token_classes.py``.
         rounds, drafted: of all outputs.
         requests: number of outputs.
         first_token, inter_token: latencies; None where nothing was measured.
@@ -138,6 +140,7 @@ class CellView:
     acceptance_length: float
     accepted_at: tuple[int, ...]
     verified_at: tuple[int, ...]
+    acceptance_by_class: Mapping[str, float]
     rounds: int
     drafted: int
     requests: int
@@ -168,6 +171,17 @@ class CellView:
     def setting(self) -> tuple[str, float, int]:
         """What cells must share to be compared: data set, temperature and batch size."""
         return self.data, self.temperature, self.batch_size
+
+    @property
+    def time_split(self) -> dict[str, float]:
+        """Shares of the time: forward passes of draft and target, prefill included; the rest."""
+        parts = {
+            "draft passes": self.draft_seconds,
+            "target passes": self.target_seconds,
+            "the rest": self.other_seconds,
+        }
+        whole = math.fsum(parts.values())
+        return {name: seconds / whole for name, seconds in parts.items()} if whole else {}
 
     @property
     def measured(self) -> bool:
@@ -225,6 +239,11 @@ def checked(cells: Iterable[Any]) -> list[CellView]:
     return views
 
 
+def metric_label(metric: str, name: str) -> str:
+    """How tables call a number of a metric: by both names, where its own does not say both."""
+    return name if name.startswith(metric[:4]) else f"{metric} {name}"
+
+
 def is_lower_better(metric: str) -> bool:
     """Whether smaller values of a metric are better."""
     words = metric.lower().replace("-", " ").replace("_", " ").split()
@@ -257,6 +276,9 @@ def _view(values: Mapping[str, Any]) -> CellView:
         acceptance_length=speed.get("acceptance_length", 0.0),
         accepted_at=_summed(each["accepted_at"] for each in stats),
         verified_at=_summed(each["tried_at"] for each in stats),
+        acceptance_by_class={
+            name: each["rate"] for name, each in speed.get("acceptance_by_class", {}).items()
+        },
         rounds=speed.get("rounds", 0),
         drafted=speed.get("drafted", 0),
         requests=len(requests),
@@ -322,7 +344,7 @@ def _metrics(
         charted = _CHARTED.get(metric)
         for key, value in numbers.items():
             if _is_number(value) and key not in COUNTS:
-                name = key if key.startswith(metric[:4]) else f"{metric} {key}"
+                name = metric_label(metric, key)
                 yield name, float(value), charted is None or key in charted
 
 
@@ -343,10 +365,11 @@ def _energy(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Energy]:
         if not tokens:
             continue
         idle = [reading.get("joules_above_idle") for reading, _ in pairs]
+        estimate = any(reading.get("estimate", False) for reading, _ in pairs)
         found[meter] = Energy(
             math.fsum(reading["joules"] for reading, _ in pairs) / tokens,
-            None if None in idle else math.fsum(idle) / tokens,
-            any(reading.get("estimate", False) for reading, _ in pairs),
+            None if estimate or None in idle else math.fsum(idle) / tokens,
+            estimate,
             _source(pairs[0][0]),
         )
     return found

@@ -61,7 +61,7 @@ def write_page(document: Mapping[str, Any], pages: Path = PAGES) -> None:
     files = []
     for number, figure in enumerate(document["figures"], 1):
         files.append(f"{name}-{number}.svg")
-        draw(figure, pages / files[-1])
+        draw(figure, pages / files[-1], document["about"].get("lossy", ()))
     (pages / f"{name}.md").write_text(page(document, files), encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ from outrider.lab.bench.plan import EMBEDDED
 from outrider.lab.data import as_prompts, chosen, read_data
 from outrider.lab.frontier.document import dumps
 from outrider.lab.metadata import run_metadata
+from outrider.lab.whole_file import write_whole
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 from recipes.reproduce import outputs
@@ -215,9 +216,7 @@ class Lab:
             self._report(name)
             text = dumps(compute())
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".partial")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(file)
+            write_whole(file, text)
         return json.loads(file.read_text(encoding="utf-8"))
 
     def _check_drafts(self, methods: Sequence[str | MethodSpec]) -> None:

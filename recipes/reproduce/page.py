@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.lab.markdown import markdown_table
@@ -17,6 +17,7 @@ def page(document: Document, figures: Sequence[str]) -> str:
         document: see ``document.py``.
         figures: files beside the page.
     """
+    lossy = document["about"].get("lossy", {})
     lines = [
         f"# {document['title']}",
         "",
@@ -25,20 +26,31 @@ def page(document: Document, figures: Sequence[str]) -> str:
         f"**{sentence(_verdict(document))}.** {sentence(document['reason'])}.",
         "",
     ]
+    if lossy:
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(lossy.values()))
+        lines += [f"Lossy: outputs of {names} do not have the target's distribution.", ""]
     for each in document.get("shortfalls", ()):  # documents of older runs have none
-        lines += [f"- {sentence(each)}."]
+        lines += [f"- {sentence(marked(each, lossy))}."]
     if document.get("shortfalls"):
         lines += [""]
     if document["effects"]:
-        lines += _effects(document["effects"], document["about"]["size"] == "quick")
+        lines += _effects(document["effects"], document["about"]["size"] == "quick", lossy)
     for file, figure in zip(figures, document["figures"], strict=True):
         lines += [f"![{figure['title']}]({file})", ""]
     for table in document["tables"]:
-        lines += _table(table)
+        lines += _table(table, lossy)
     for note in document["notes"]:
         lines += [note, ""]
     lines += _about(document)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def marked(text: str, lossy: Iterable[str]) -> str:
+    """A text with the name of a lossy method at its start marked as one."""
+    for name in lossy:
+        if text == name or text.startswith((f"{name} ", f"{name},", f"{name}:")):
+            return f"{name} (lossy){text.removeprefix(name)}"
+    return text
 
 
 def index_page(documents: Mapping[str, Document]) -> str:
@@ -99,14 +111,14 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
-def _effects(effects: Sequence[Mapping[str, Any]], quick: bool) -> list[str]:
+def _effects(effects: Sequence[Mapping[str, Any]], quick: bool, lossy: Iterable[str]) -> list[str]:
     rows = []
     for each in effects:
         signs = f"{each['wins']} : {each['losses']}" if each["wins"] or each["losses"] else ""
         error = f"{each['error']:.2g}" if each["interval"] else "exact"
         rows.append((each["claim"], each["outcome"], each["size"], each["interval"], signs, error))
     head = ("effect", "outcome", "size", "95 % interval", "outputs for : against", "error")
-    lines = _table({"title": "Effects", "head": head, "rows": rows})
+    lines = _table({"title": "Effects", "head": head, "rows": rows}, lossy)
     for each in effects:
         if each["expected"] and (quick or each["outcome"] != "shown"):
             about = "Not required of the quick run" if quick else sentence(each["outcome"])
@@ -118,8 +130,10 @@ def _effects(effects: Sequence[Mapping[str, Any]], quick: bool) -> list[str]:
     return lines
 
 
-def _table(table: Mapping[str, Any]) -> list[str]:
-    return [f"## {table['title']}", "", *markdown_table(table["head"], table["rows"]), ""]
+def _table(table: Mapping[str, Any], lossy: Iterable[str]) -> list[str]:
+    head = [marked(each, lossy) for each in table["head"]]
+    rows = [[marked(first, lossy), *others] for first, *others in table["rows"]]
+    return [f"## {table['title']}", "", *markdown_table(head, rows), ""]
 
 
 def _about(document: Document) -> list[str]:

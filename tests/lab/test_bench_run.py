@@ -27,7 +27,9 @@ from outrider.lab.bench import (
 )
 from outrider.lab.bench import measure as measuring
 from outrider.lab.bench import run as running
-from outrider.lab.data import DataSet, Turn
+from outrider.lab.data import DataSet, Example, Turn
+from outrider.lab.quality.errors import MissingReferenceError
+from outrider.lab.sandbox import allow_generated_code
 from outrider.runtime import HFModel
 
 
@@ -617,6 +619,53 @@ def test_metrics_and_meters_that_cannot_work() -> None:
             bench(tiny_plan(metrics=["needs"]), data={"memory": without})
     finally:
         METRICS._entries.pop("needs")
+
+
+def test_every_turn_is_checked_before_anything_is_measured(
+    calls: list[tuple[str, float, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of MT-bench, only some questions have reference answers to their second turn."""
+    first = replace(tiny_data().examples[0], id="two", reference="a", later=(Turn("more"),))
+    data = replace(tiny_data(), examples=(first,))
+    chat = [{"source": "memory", "prompts": "chat"}]
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    monkeypatch.setattr(tiny_pair()["target"].tokenizer, "chat_template", template)
+
+    def has_answer(example: Example) -> None:
+        if example.reference is None:
+            raise InvalidParameterError(f"no answer to {example.messages[0]['content']!r}")
+
+    @metric("answered", check_example=has_answer)
+    def answered(examples: Any, results: Any, target: Any) -> Mapping[str, Any]:
+        return {}
+
+    try:
+        with pytest.raises(InvalidParameterError, match=r"no answer to .more."):
+            bench(tiny_plan(data=chat, metrics=["answered"]), data={"memory": data})
+    finally:
+        METRICS._entries.pop("answered")
+    with pytest.raises(InvalidParameterError, match=r"'two'.*none for each of its turns"):
+        bench(tiny_plan(data=chat, metrics=["exact-match"]), data={"memory": data})
+    for name, message in (("gsm8k", "'0' has no number"), ("pass@k", "'0' has none")):
+        bare = replace(tiny_data(), examples=(replace(tiny_data().examples[0], reference="a"),))
+        with allow_generated_code(), pytest.raises(MissingReferenceError, match=message):
+            bench(tiny_plan(metrics=[name]), data={"memory": bare})
+    assert calls == []
+
+
+def test_no_repeat_knows_the_outputs_of_another() -> None:
+    """Greedy outputs are equal in all repeats, so that a corpus of them would draft them whole."""
+    plan = {"methods": ["suffix:gamma=4"], "repeats": 3, "max_repeats": 3, "batch_sizes": [3]}
+    _, suffix = bench(tiny_plan(**plan))
+    accepted = [[each.total().accepted for each in repeat.requests] for repeat in suffix.repeats]
+    assert accepted[0] == accepted[1] == accepted[2]
+    _, remembering = bench(tiny_plan(**plan, remember=True))
+    first, second, _ = [
+        sum(each.total().accepted for each in repeat.requests) for repeat in remembering.repeats
+    ]
+    assert second > sum(accepted[1])
+    assert remembering.key != suffix.key
+    assert first >= sum(accepted[0])  # the warm-up's outputs are remembered, too
 
 
 def test_bad_data_is_found_before_anything_is_measured(

@@ -111,14 +111,15 @@ def test_references_with_alternatives_and_empty_ones(write: Write) -> None:
     assert (second.reference, second.later[0].reference) == ("The radius grows.", None)
 
 
-def test_mt_bench_has_its_reference_answers_beside_it(write: Write) -> None:
+@pytest.mark.parametrize("place", ["reference_answer/gpt-4", "reference_answer_gpt-4"])
+def test_mt_bench_has_its_reference_answers_beside_it(write: Write, place: str) -> None:
     name = "mt_bench/question.jsonl"
     before = read_data(write(name, SPEC_BENCH[:2]))
     answers = [
         {"question_id": 81, "choices": [{"index": 0, "turns": ["A text.", 7]}]},
         {"question_id": 101, "choices": [{"index": 0, "turns": ["Not this."]}]},
     ]
-    file = Path(write("mt_bench/reference_answer/gpt-4.jsonl", answers))
+    file = Path(write(f"mt_bench/{place}.jsonl", answers))
     data = read_data(write(name, SPEC_BENCH[:2]))
     writing, reasoning = data
     assert (writing.reference, writing.later[0].reference) == ("A text.", "7")

@@ -166,7 +166,28 @@ def test_estimates_of_energy_are_labelled(page: Page) -> None:
     shown = "".join(page.words)
     assert "Energy against speed: energy-model (estimate)" in shown
     assert "estimate by a two-term model with joules_per_byte 1e-10" in shown
-    assert len(re.findall(r"0\.\d{4} \(estimate\)", shown)) == 6
+    assert len(re.findall(r"0\.\d{4} \(estimate\)", shown)) == 3
+
+
+def test_time_and_acceptance_are_split(text: str) -> None:
+    """The shares of draft, target and the rest add up to 1, and plain decoding drafts nothing."""
+    rows = table_rows(text, "share of the time")
+    assert rows[0] == ["draft passes", "target passes", "the rest"]
+    assert all(sum(map(float, row)) == pytest.approx(1, abs=0.015) for row in rows[1:])
+    assert rows[1][0] == "0.00"
+    assert table_rows(text, "acceptance by class of token")[0] == ["digit"]
+    assert {row[0] for row in table_rows(text, "acceptance by class of token")[1:]} == {"0.88"}
+
+
+def table_rows(text: str, title: str) -> list[list[str]]:
+    """The cells of a table besides its first column, the head first."""
+    (table,) = (
+        part for part in text.split("<table>") if part.strip().startswith(f"<thead><tr><th>{title}")
+    )
+    rows = table.split("</table>")[0].split("<tr>")[1:]
+    return [
+        re.findall(r"<t[hd]>([^<]*)</t[hd]>", row.replace(f"<th>{title}</th>", "")) for row in rows
+    ]
 
 
 def test_a_cell_that_failed_is_named_with_its_error(page: Page) -> None:
@@ -290,6 +311,7 @@ def test_a_divergence_that_was_not_measured_is_not_zero() -> None:
 
 def test_a_meter_that_failed_in_a_repeat_counts_the_others() -> None:
     cell = bench_cells.plain(joules=0.5)
+    cell["repeats"][0]["readings"]["energy-model"]["estimate"] = False
     broken = json.loads(json.dumps(cell["repeats"][0]))
     broken["readings"]["energy-model"] = {"joules": None, "error": "gone"}
     cell["repeats"].append(broken)

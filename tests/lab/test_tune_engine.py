@@ -14,7 +14,7 @@ from outrider.lab.data import DataSet, Example
 from outrider.lab.tune.acceptance import Acceptance
 from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.machine import PLAIN, rounds_of
-from outrider.lab.tune.run import Candidates, run_tune
+from outrider.lab.tune.run import Candidates, tuner_of
 from outrider.lab.tune.sources import candidates, count_answers
 from outrider.lab.tune.tuning import TuneSettings
 from outrider.runtime import HFModel
@@ -183,7 +183,7 @@ def test_tuning_real_engines(tmp_path: Path) -> None:
     tokens."""
     stages: list[str] = []
     settings = TuneSettings((1, 2), 1, 24)
-    tuning = run_tune(
+    tuning = tuner_of(
         tiny_plan(methods=["plain"], batch_sizes=[1, 2], max_new_tokens=24, ignore_eos=True),
         settings,
         Candidates(("draft",), (), 3, None, tmp_path / "t.ngram", build_ngram),
@@ -191,7 +191,7 @@ def test_tuning_real_engines(tmp_path: Path) -> None:
         models=tiny_pair(),
         data={"memory": tiny_data(8)},
         clock=Clock(),
-    )
+    ).run()
     assert tuning.answer is not None
     assert not tuning.errors
     assert set(tuning.acceptance) >= {"the draft draft", "prompt lookup", "the n-gram table"}
@@ -210,13 +210,13 @@ def test_an_early_exit_needs_layers_to_leave_out(tmp_path: Path) -> None:
     """A source that does not work with the target is noted, and the others are tuned."""
     one = tiny_module(vocab_size=tiny_pair()["target"].num_tokens, num_hidden_layers=1)
     target = HFModel(one, tiny_pair()["target"].tokenizer, name="target")
-    tuning = run_tune(
+    tuning = tuner_of(
         tiny_plan(methods=["plain"], max_new_tokens=24, ignore_eos=True),
         TuneSettings((1,), 1, 24),
         Candidates(("draft",), longest=2),
         models={"target": target, "draft": tiny_pair()["draft"]},
         data={"memory": tiny_data(2)},
         clock=Clock(),
-    )
+    ).run()
     assert "early exit" in tuning.errors
     assert "prompt lookup" in tuning.acceptance

@@ -16,7 +16,7 @@ from outrider.lab.quality.errors import MissingReferenceError
 from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.quality import METRICS, QualityFloor, assess, with_references
-from outrider.lab.tune.run import Candidates, run_tune
+from outrider.lab.tune.run import Candidates, tuner_of
 from outrider.lab.tune.sources import candidates
 from outrider.lab.tune.tuning import TuneSettings
 
@@ -211,6 +211,6 @@ def test_metrics_need_references(tmp_path: Path) -> None:
     plan = tiny_plan(temperatures=[1.0], ignore_eos=True)
     given = Candidates(("draft",), ("mentored:budget=0.5",), 3, quality=QualityFloor("exact_match"))
     with pytest.raises(MissingReferenceError, match="needs reference answers"):
-        run_tune(
+        tuner_of(
             plan, TuneSettings((1,), 5, 24), given, models=tiny_pair(), data={"memory": without}
-        )
+        ).run()

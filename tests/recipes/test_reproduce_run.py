@@ -195,6 +195,40 @@ def test_a_page_has_verdict_effects_numbers_and_how_it_was_measured(
     assert (tmp_path / "pages" / "tiny.md").read_text() == text
 
 
+def test_lossy_methods_are_marked_wherever_a_page_names_them(lab: Lab, tmp_path: Path) -> None:
+    def compare(lab: Lab) -> Findings:
+        settings = {"gammas": [2], "temperatures": [1.0]}
+        cells = lab.bench("speculative", "mentored:budget=0.5,label=D = 0.5", **settings)
+        lossy, exact = cells.one("D = 0.5"), cells.one("speculative")
+        speeds = [outputs.values(each, outputs.tokens_per_round) for each in (lossy, exact)]
+        return Findings(
+            [greater("D = 0.5 is faster", *speeds)],
+            [
+                Table("By row", ["", "speed"], [["D = 0.5, γ 2", "2×"], ["speculative", "1×"]]),
+                Table("By column", ["γ", "speculative", "D = 0.5"], [["2", "1×", "2×"]]),
+            ],
+            [Figure("Figure", "x", "y", {"D = 0.5": [(0, 1), (1, 2)], "speculative": [(0, 1)]})],
+            shortfalls=["D = 0.5: 2× per round"],
+        )
+
+    outcome = run_recipe(recipe(compare), lab, "command")
+    assert outcome.about["lossy"] == {"D = 0.5": "mentored"}
+    publish(outcome, tmp_path / "results", tmp_path / "pages")
+    text = (tmp_path / "pages" / "tiny.md").read_text()
+    for part in (
+        "Lossy: outputs of `mentored` do not have the target's distribution.",
+        "- D = 0.5 (lossy): 2× per round.",
+        "| D = 0.5 (lossy) is faster |",
+        "| D = 0.5 (lossy), γ 2 | 2× |",
+        "| γ | speculative | D = 0.5 (lossy) |",
+        "| speculative | 1× |",
+    ):
+        assert part in text, part
+    legend = (tmp_path / "pages" / "tiny-1.svg").read_text()
+    assert "D = 0.5 (lossy)" in legend
+    assert "speculative (lossy)" not in legend
+
+
 def test_a_quick_run_does_not_replace_a_full_one(lab: Lab, tmp_path: Path) -> None:
     outcome = run_recipe(recipe(), lab, "command")
     results = tmp_path / "results"

@@ -254,5 +254,10 @@ class SuffixDecoding:
     ) -> None:
         """Does nothing: the next ``propose`` reads what was committed."""
 
+    def forget_outputs(self) -> None:
+        """Empties the corpus."""
+        with self.corpus.lock:
+            self.corpus.clear()
+
     def join(self, state: HostState[SuffixReader], other: HostState[SuffixReader]) -> None:
         state.join(other)

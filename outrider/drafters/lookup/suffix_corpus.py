@@ -89,6 +89,10 @@ class Corpus:
             cursors.append(cursor)
         return cursors
 
+    def clear(self) -> None:
+        """Drops all outputs."""
+        self.indices = []
+
     @property
     def num_tokens(self) -> int:
         """Tokens held, separators included."""

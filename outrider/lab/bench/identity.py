@@ -89,6 +89,7 @@ def shared_identity(plan: BenchPlan, target: HFModel, weights: str) -> dict[str,
         "quantize_target": plan.quantize_target,
         "quantize_draft": plan.quantize_draft,
         "generation_config": plan.generation_config,
+        "remember": plan.remember,
         "meters": sorted(plan.meters),  # a repeat without their readings cannot stand for one with
     }
 

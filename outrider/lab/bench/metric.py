@@ -70,6 +70,8 @@ class MetricEntry:
             gets then come from an additional run with ``measure=True``, which is not timed.
         check: called before anything is measured; raises OutriderError where the metric cannot be
             computed, for want of a package for example.
+        check_example: called with each turn of each example before anything is measured; raises
+            OutriderError where the metric cannot be computed of its outputs.
     """
 
     name: str
@@ -77,6 +79,7 @@ class MetricEntry:
     needs_reference: bool = False
     needs_divergence: bool = False
     check: Callable[[], None] = lambda: None
+    check_example: Callable[[Example], object] = lambda example: None
 
 
 @dataclass(frozen=True)
@@ -145,11 +148,14 @@ def metric(
     needs_reference: bool = False,
     needs_divergence: bool = False,
     check: Callable[[], None] = lambda: None,
+    check_example: Callable[[Example], object] = lambda example: None,
 ) -> Callable[[Metric], Metric]:
     """Registers the decorated function as a metric; arguments as :class:`MetricEntry`."""
 
     def register(compute: Metric) -> Metric:
-        METRICS.add(MetricEntry(name, compute, needs_reference, needs_divergence, check))
+        METRICS.add(
+            MetricEntry(name, compute, needs_reference, needs_divergence, check, check_example)
+        )
         return compute
 
     return register

@@ -81,6 +81,8 @@ class BenchPlan:
             trust_remote_code: as the arguments of ``outrider.load``.
         threads: of torch; None leaves them.
         generation_config: whether outputs obey the target's generation config.
+        remember: whether methods that copy from earlier outputs keep these from repeat to repeat,
+            as a server does whose users ask the same again. Otherwise each repeat begins without.
         baseline: what the speed-ups are relative to.
 
     Raises:
@@ -118,6 +120,7 @@ class BenchPlan:
     trust_remote_code: bool = False
     threads: int | None = None
     generation_config: bool = False
+    remember: bool = False
     baseline: MethodSpec = field(default_factory=lambda: MethodSpec("plain"))
 
     def __post_init__(self) -> None:
@@ -142,6 +145,7 @@ class BenchPlan:
             check_range("threads", self.threads, 4096)
         check_compile(self.compile)
         check_flag("ignore_eos", self.ignore_eos)
+        check_flag("remember", self.remember)
         for temperature in self.temperatures:
             self.sampling(temperature)
         for what in ("methods", "gammas", "temperatures", "batch_sizes"):

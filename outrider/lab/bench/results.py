@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench.record import CellResult
 from outrider.lab.frontier.document import dumps
+from outrider.lab.whole_file import write_whole
 
 JOURNAL = "journal.jsonl"
 CELLS = "cells.jsonl"
@@ -28,10 +28,8 @@ def write_cells(folder: Path | None, results: Sequence[CellResult]) -> None:
     new = {result.key for result in results}
     kept = [line for line in _lines(path) if _key_of(line) not in new]
     lines = [*map(as_line, results), *kept]
-    partial = path.with_suffix(".partial")
     try:
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise InvalidParameterError(
             f"cannot write '{path}': {error.strerror or error}; the measurements are in {JOURNAL}, "

@@ -2,8 +2,9 @@
 
 Repeat r of every cell comes before repeat r + 1 of any, and the order of the cells within a repeat
 is shuffled by the plan's seed, so that a change in the speed of the machine does not favour a
-method. Each engine first continues a few examples untimed. A repeat is written to the journal as
-soon as it is over, and is not run again.
+method. Each engine first continues a few examples untimed. A method that copies from earlier
+outputs forgets them before each repeat, which has the prompts of the one before. A repeat is
+written to the journal as soon as it is over, and is not run again.
 
 The speed-up of a cell is *steady* where its even and its odd repeats give ratios within 5 % of each
 other. Cells that are not steady are repeated, with their baselines, up to ``plan.max_repeats``.
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from outrider.core import RemembersOutputs
 from outrider.core.errors import InvalidParameterError, OutriderError, PromptError
 from outrider.lab.bench.cell import Cell
 from outrider.lab.bench.engines import Engines, Given
@@ -122,7 +124,7 @@ class Bench:
             for each, spec in zip(sources, plan.data, strict=True)
         )
         for each in self.data.values():
-            _check_references(each, self._metrics)
+            _check_examples(each, self._metrics)
         self.cells = list(self._cells())
         self._seconds_per_note = seconds_per_note(clock)
         self._errors: dict[str, str] = {}
@@ -207,6 +209,8 @@ class Bench:
         cell, spec = planned.cell, planned.spec
         engine = self.engines.engine(spec, cell.draft, cell.gamma)
         self._warm_up(planned)
+        if not self.plan.remember and isinstance(engine.drafter, RemembersOutputs):
+            engine.drafter.forget_outputs()
         sampling = self.plan.sampling(cell.temperature, number)
         date = datetime.now(UTC).isoformat(timespec="seconds")
         examples = planned.data.examples
@@ -334,17 +338,19 @@ def _named(sets: Iterator[DataSet]) -> dict[str, DataSet]:
     return found
 
 
-def _check_references(data: DataSet, metrics: Sequence[MetricEntry]) -> None:
+def _check_examples(data: DataSet, metrics: Sequence[MetricEntry]) -> None:
+    """Checks that every metric can be computed of every turn, before anything is measured."""
     for entry in metrics:
-        if not entry.needs_reference:
-            continue
         for example in data:
-            if example.reference is None:
-                raise InvalidParameterError(
-                    f"metric {entry.name!r} needs reference answers, and example {example.id!r} of "
-                    f"data set {data.name} has none: leave out the metric, or the data set's tasks "
-                    f"without references"
-                )
+            for turn in example.turns:
+                if entry.needs_reference and turn.reference is None:
+                    raise InvalidParameterError(
+                        f"metric {entry.name!r} needs reference answers, and example "
+                        f"{example.id!r} of data set {data.name} has none"
+                        f"{' for each of its turns' if example.later else ''}: leave out the "
+                        f"metric, or the data set's tasks without references"
+                    )
+                entry.check_example(turn)
 
 
 def _read_meters(meters: Mapping[str, Meter]) -> dict[str, Mapping[str, Any]]:

@@ -52,6 +52,13 @@ class Example:
             return ({"role": "user", "content": self.prompt},)
         return self.prompt
 
+    @property
+    def turns(self) -> Iterator[Example]:
+        """The example at each of its turns, the later ones without the answers that they follow."""
+        yield self
+        for turn in self.later:
+            yield replace(self, prompt=turn.text, reference=turn.reference, later=())
+
     def after(self, answer: str) -> Example:
         """The example of the next turn, whose conversation contains the model's answer to this
         one. There must be a later turn."""

@@ -2,6 +2,7 @@
 
     mt_bench/question.jsonl
     mt_bench/reference_answer/gpt-4.jsonl    question_id, choices: [{turns: [an answer per turn]}]
+    mt_bench/reference_answer_gpt-4.jsonl    the same, as copies of the benchmark name it
 
 Zheng et al. (MT-bench), NeurIPS 2023, https://arxiv.org/abs/2306.05685.
 """
@@ -18,6 +19,7 @@ from outrider.lab.data.files import read_bytes, records_of
 from outrider.lab.data.layouts import Record
 
 FOLDER = "reference_answer"
+"""The folder of the files, and the beginning of their names beside the questions."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,18 @@ class ReferenceAnswers:
 
     @classmethod
     def beside(cls, path: Path) -> ReferenceAnswers:
-        """The answers for a file; none where it has no folder of them. Where several files answer a
-        question, the first one by name does.
+        """The answers for a file; none where there is no file of them. Of several answers to a
+        question, the first one by the name of its file is taken.
 
         Raises:
             InvalidParameterError: a record without a question or answers; the message has the line.
         """
         answers: dict[str, tuple[str, ...]] = {}
         content = b""
-        for file in sorted((path.parent / FOLDER).glob("*.jsonl")):
+        beside = path.parent
+        for file in sorted([*beside.glob(f"{FOLDER}/*.jsonl"), *beside.glob(f"{FOLDER}*.jsonl")]):
+            if file == path:
+                continue
             read = read_bytes(file)
             content += read
             for position, record in records_of(file, read):

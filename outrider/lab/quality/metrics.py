@@ -115,18 +115,27 @@ def exact_match_metric(
     return {"exact_match": _mean(each), "each": {"exact_match": each}}
 
 
-@metric("gsm8k", needs_reference=True)
+def final_number(example: Example) -> str:
+    """The reference of an example, which must have a number.
+
+    Raises:
+        MissingReferenceError: it has none.
+    """
+    (reference,) = references([example], "gsm8k")
+    if answers.last_number(reference) is None:
+        raise MissingReferenceError(
+            f"metric 'gsm8k': the reference of example {example.id!r} has no number, such as "
+            "'#### 18': choose another metric, or another data set"
+        )
+    return reference
+
+
+@metric("gsm8k", needs_reference=True, check_example=final_number)
 def gsm8k_metric(
     examples: Sequence[Example], results: Sequence[Result], target: HFModel
 ) -> Mapping[str, Any]:
     """See ``exact_match.py``."""
-    expected = references(examples, "gsm8k")
-    for example, reference in zip(examples, expected, strict=True):
-        if answers.last_number(reference) is None:
-            raise MissingReferenceError(
-                f"metric 'gsm8k': the reference of example {example.id!r} has no number, such as "
-                "'#### 18': choose another metric, or another data set"
-            )
+    expected = [final_number(example) for example in examples]
     pairs = [(result.text, answer) for result, answer in zip(results, expected, strict=True)]
     each = {
         "strict": [float(answers.gsm8k_strict(*pair)) for pair in pairs],
@@ -135,7 +144,23 @@ def gsm8k_metric(
     return {**{name: _mean(values) for name, values in each.items()}, "each": each}
 
 
-@metric("pass@k", check=require_consent)
+def task_of(example: Example) -> Task:
+    """The programming task of an example.
+
+    Raises:
+        MissingReferenceError: it has no tests.
+    """
+    tests, entry_point = example.extra.get("test"), example.extra.get("entry_point")
+    if not isinstance(tests, str) or not isinstance(entry_point, str):
+        raise MissingReferenceError(
+            f"metric 'pass@k' needs tests, and example {example.id!r} has none: its record needs "
+            "'test' and 'entry_point', as those of HumanEval"
+        )
+    prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
+    return Task(str(prompt), tests, entry_point)
+
+
+@metric("pass@k", check=require_consent, check_example=task_of)
 def pass_at_k_metric(
     examples: Sequence[Example], results: Sequence[Result], target: HFModel
 ) -> Mapping[str, Any]:
@@ -182,22 +207,6 @@ def references(examples: Sequence[Example], name: str) -> list[str]:
             )
         found.append(example.reference)
     return found
-
-
-def task_of(example: Example) -> Task:
-    """The programming task of an example.
-
-    Raises:
-        MissingReferenceError: it has no tests.
-    """
-    tests, entry_point = example.extra.get("test"), example.extra.get("entry_point")
-    if not isinstance(tests, str) or not isinstance(entry_point, str):
-        raise MissingReferenceError(
-            f"metric 'pass@k' needs tests, and example {example.id!r} has none: its record needs "
-            "'test' and 'entry_point', as those of HumanEval"
-        )
-    prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
-    return Task(str(prompt), tests, entry_point)
 
 
 def _mean(values: Sequence[float]) -> float:

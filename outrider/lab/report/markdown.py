@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from outrider.lab.cell_view import CellView, checked
 from outrider.lab.markdown import markdown_table
 from outrider.lab.report.environment import UNKNOWN, environments
+from outrider.lab.whole_file import write_whole
 
 T = TypeVar("T")
 
@@ -29,15 +30,7 @@ LEGEND = (
 def write_markdown(cells: Iterable[Any], path: Path, title: str = "Benchmark") -> None:
     """Writes one Markdown file: speeds, every number of the metrics, and the environment.
 
-    Args:
-        cells: ``CellResult`` objects, their JSON, or views of them; at least one.
-        path: of the file. It is replaced at once, so an interruption leaves the old one.
-        title: of the page.
-
-    Raises:
-        CellFormatError: a cell has no environment, or not all of it.
-        InvalidParameterError: no cells.
-        OSError: the file cannot be written.
+    Arguments and errors as of :func:`outrider.lab.report.write.write_report`.
     """
     views = checked(cells)
     lossy = any(not each.lossless for each in views)
@@ -47,9 +40,7 @@ def write_markdown(cells: Iterable[Any], path: Path, title: str = "Benchmark") -
     for environment in environments(views):
         lines += ["", "## Environment", ""]
         lines += markdown_table(("", ""), environment["rows"], left=2)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def setting_tables(views: Sequence[CellView], numbers: Sequence[str] = ()) -> list[str]:

@@ -17,6 +17,7 @@ from outrider.lab.report.charts import charts_of, nice_number
 from outrider.lab.report.environment import environments
 from outrider.lab.report.sweeps import sweep_charts
 from outrider.lab.report.theme import variables
+from outrider.lab.whole_file import write_whole
 
 FORMATS = ("svg", "png")
 
@@ -36,10 +37,7 @@ def write_report(cells: Iterable[Any], path: Path, title: str = "Benchmark") -> 
         OSError: the file cannot be written.
     """
     views = _checked(cells)
-    text = render(views, title)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, render(views, title))
 
 
 def write_charts(cells: Iterable[Any], folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.quality import QualityFloor, with_references
 from outrider.lab.tune.sources import LONGEST, BuildTable, candidates, count_answers
 from outrider.lab.tune.tuner import Tuner
-from outrider.lab.tune.tuning import TuneSettings, Tuning
+from outrider.lab.tune.tuning import TuneSettings
 
 HELD_OUT = 8
 """With as many prompts as this, a quarter of them is left for counting an n-gram table."""
@@ -117,20 +117,6 @@ def tuner_of(
     tuner.tuning.errors |= errors
     tuner.tuning.sampling = engines.plain.settled(plan.sampling(plan.temperatures[0]))
     return tuner
-
-
-def run_tune(
-    plan: BenchPlan,
-    settings: TuneSettings,
-    given: Candidates,
-    on_stage: Report = lambda stage, share: None,
-    *,
-    models: Mapping[str, Given] | None = None,
-    data: Mapping[str, DataSet] | None = None,
-    clock: Clock = time.perf_counter,
-) -> Tuning:
-    """Tunes; arguments and errors as those of :func:`tuner_of` and :meth:`Tuner.run`."""
-    return tuner_of(plan, settings, given, on_stage, models=models, data=data, clock=clock).run()
 
 
 def _read(
