@@ -5,6 +5,10 @@ and deepens a small trained model of the Llama architecture with parameters that
 so that measurements of speed have real outputs and real acceptance at the cost of a model of any
 size. State this beside every result.
 
+    python -m benchmarks.inflate --model runs/smollm2/model --out runs/smollm2/inflated
+
+writes the folder of a model of the Llama architecture as one of about a billion parameters.
+
     hidden width d → D     new channels of the residual stream are zero, because the rows of the
                            embedding and of all output projections that write to them are zero
     RMSNorm                x / √(Σx²/d + ε) = √(d/D) x / √(Σx²/D + ε d/D), so weights are scaled by
@@ -18,12 +22,17 @@ number of query heads per key-value head do not change. In bfloat16 the norm wei
 once more, unless D is d times a power of four.
 """
 
+import argparse
 import copy
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 
@@ -139,3 +148,27 @@ def _norm(old: Any, new: Any, scale: float) -> None:
 
 def _copy(old: Tensor, new: Tensor) -> None:
     new[tuple(slice(0, size) for size in old.shape)] = old
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes an inflated model beside the files of its tokenizer."""
+    parser = argparse.ArgumentParser(description="Inflate a model to the cost of a larger one.")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the inflated one")
+    parser.add_argument("--hidden-size", type=int, default=1536)
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--key-value-heads", type=int, default=8)
+    parser.add_argument("--intermediate-size", type=int, default=4096)
+    given = parser.parse_args(arguments)
+    shape = Shape(given.hidden_size, given.layers, given.key_value_heads, given.intermediate_size)
+    wide = inflate(AutoModelForCausalLM.from_pretrained(given.model), shape)
+    wide.save_pretrained(given.out)
+    for file in given.model.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != "config.json":
+            shutil.copy(file, given.out / file.name)
+    count = sum(parameter.numel() for parameter in wide.parameters())
+    print(f"{given.out}: {count / 1e9:.2f} billion parameters")
+
+
+if __name__ == "__main__":
+    main()

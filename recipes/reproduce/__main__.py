@@ -36,12 +36,16 @@ from recipes.reproduce.subject import (
     Subject,
     default_subjects,
     of_models,
+    smollm2_inflated,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the options, runs the recipes, writes results and pages, and prints the verdicts."""
     options = _parser().parse_args(arguments)
+    apart = "inflated" if options.inflated else ""
+    options.results = options.results or RESULTS / apart
+    options.page_folder = options.page_folder or PAGES / apart
     if options.list:
         for recipe in RECIPES:
             print(f"{recipe.name:24} {recipe.source}")
@@ -54,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     size = replace(QUICK if options.quick else FULL, **_given(options))
     subjects = default_subjects(options.quick, options.compile)
+    if options.inflated:
+        subjects = [smollm2_inflated(compile=options.compile)]
     if options.target:
         subjects = [of_models(options.target, options.target, options.draft, options.compile)]
     recipes = _chosen(options.names)
@@ -132,6 +138,7 @@ def _command(recipe: Recipe, options: argparse.Namespace) -> str:
     parts += ["--quick"] if options.quick else []
     parts += [f"--compile {options.compile}"] if options.compile != "auto" else []
     parts += ["--paper-models"] if options.paper_models else []
+    parts += ["--inflated"] if options.inflated else []
     parts += [f"--{name} {number}" for name, number in _given(options).items()]
     if options.target:
         parts += [f"--target {options.target}", *(f"--draft {each}" for each in options.draft)]
@@ -151,14 +158,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry", action="store_true", help="write no documents and pages")
     parser.add_argument("--pages", action="store_true", help="only write the pages again")
     parser.add_argument("--paper-models", action="store_true", help="the papers' own models")
+    parser.add_argument(
+        "--inflated", action="store_true", help="SmolLM2 at the cost of a billion parameters"
+    )
     parser.add_argument("--target", default="", help="a target of your own: folder or hub id")
     parser.add_argument("--draft", action="append", default=[], help="its drafts, smallest first")
     for name in ("prompts", "tokens", "repeats"):
         parser.add_argument(f"--{name}", type=int, help="in place of the size's own number")
     parser.add_argument("--compile", choices=("off", "auto", "max"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="measurements")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="documents")
-    parser.add_argument("--page-folder", type=Path, default=PAGES, help="pages")
+    parser.add_argument("--results", type=Path, help=f"documents; default {RESULTS}")
+    parser.add_argument("--page-folder", type=Path, help=f"pages; default {PAGES}")
     return parser
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.kinds import format_of
 from outrider.lab.bench import DataSpec
 from outrider.lab.data import Prompts
@@ -19,6 +20,8 @@ Kind = Literal["code", "free", "copy"]
 TASKS = Path(__file__).parent / "prompts" / "tasks.jsonl"
 SMOLLM2 = Path("runs/smollm2")
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
+SMOLLM2_DRAFT_SHAPE = "4x144"
+"""Of the draft model that comes with the package."""
 SMOLLM2_HEAD, SMOLLM2_DRAFT = "embedded:smollm2-eagle3", "embedded:smollm2-draft"
 
 
@@ -121,10 +124,36 @@ def smollm2(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject | None
     if not (target / "config.json").is_file():
         return None
     drafts = sorted(
-        (each.parent for each in folder.glob("drafts/*/config.json")), key=_size_of_weights
+        (
+            each.parent
+            for each in folder.glob("distilled/*/best/config.json")
+            if each.parent.parent.name != SMOLLM2_DRAFT_SHAPE
+        ),
+        key=_size_of_weights,
     )
     known = [SMOLLM2_DRAFT, *map(str, drafts), SMOLLM2_HEAD]
     return of_models(SMOLLM2_NAME, str(target), known, compile)
+
+
+def smollm2_inflated(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject:
+    """SmolLM2-135M-Instruct at the cost of a billion parameters, with its draft model: the
+    same outputs and the same acceptance as :func:`smollm2`, and drafts that cost next to nothing.
+
+    Raises:
+        InvalidParameterError: the inflated target has not been made.
+    """
+    target = folder / "inflated"
+    if not (target / "config.json").is_file():
+        raise InvalidParameterError(
+            f"{target} is missing: `python -m benchmarks.inflate --model {folder / 'model'} --out "
+            f"{target}` makes it"
+        )
+    return of_models(
+        f"{SMOLLM2_NAME} inflated to the cost of a billion parameters",
+        str(target),
+        [SMOLLM2_DRAFT],
+        compile,
+    )
 
 
 def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_bench import tiny_data, tiny_pair
 
+from outrider.core.errors import InvalidParameterError
 from outrider.lab.analysis.block_tokens import block_tokens, chain_tokens
 from outrider.lab.bench import DataSpec, run_bench
 from recipes.reproduce import __main__ as command_line
@@ -23,7 +24,16 @@ from recipes.reproduce.effect import certain, greater
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Figure, Findings, NotTestableError, Recipe, Table, UntimedError
 from recipes.reproduce.run import run_on_first, run_on_paper_models, run_recipe
-from recipes.reproduce.subject import SMOLLM2_HEAD, Size, Subject, default_subjects, smollm2
+from recipes.reproduce.subject import (
+    SMOLLM2_DRAFT,
+    SMOLLM2_DRAFT_SHAPE,
+    SMOLLM2_HEAD,
+    Size,
+    Subject,
+    default_subjects,
+    smollm2,
+    smollm2_inflated,
+)
 
 SMALL = Size("quick", prompts=3, tokens=6, repeats=2, batch_size=3, timed=False)
 
@@ -260,21 +270,33 @@ def test_recipes_have_names_sources_and_claims_of_their_own() -> None:
 
 
 def test_smollm2_has_its_drafts_and_the_head(tmp_path: Path) -> None:
+    """The draft that comes with the package is the first; its own run is not taken twice."""
     assert smollm2(tmp_path) is None
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     alone = smollm2(tmp_path)
     assert alone is not None
-    assert (alone.drafts, alone.heads) == ((), (SMOLLM2_HEAD,))
-    for name, weights in (("large", b"1234"), ("small", b"12")):
-        (tmp_path / "drafts" / name).mkdir(parents=True)
-        (tmp_path / "drafts" / name / "config.json").write_text("{}")
-        (tmp_path / "drafts" / name / "model.safetensors").write_bytes(weights)
+    assert (alone.drafts, alone.heads) == ((SMOLLM2_DRAFT,), (SMOLLM2_HEAD,))
+    for shape, weights in (("6x288", b"1234"), ("2x96", b"12"), (SMOLLM2_DRAFT_SHAPE, b"123")):
+        folder = tmp_path / "distilled" / shape / "best"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(weights)
     found = smollm2(tmp_path)
     assert found is not None
-    assert [Path(each).name for each in found.drafts] == ["small", "large"]
+    assert found.drafts[0] == SMOLLM2_DRAFT
+    assert [Path(each).parent.name for each in found.drafts[1:]] == ["2x96", "6x288"]
     assert found.heads == (SMOLLM2_HEAD,)
     assert [each.name for each in default_subjects(quick=True)] == ["embedded pair"]
+
+
+def test_the_inflated_target_has_to_be_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match=r"python -m benchmarks\.inflate"):
+        smollm2_inflated(tmp_path)
+    (tmp_path / "inflated").mkdir()
+    (tmp_path / "inflated/config.json").write_text("{}")
+    found = smollm2_inflated(tmp_path)
+    assert (found.target, found.drafts) == (str(tmp_path / "inflated"), (SMOLLM2_DRAFT,))
 
 
 def test_a_recipe_that_needs_a_draft_model_runs_on_the_first_subject_with_one(lab: Lab) -> None:

@@ -25,10 +25,9 @@ EXITS = (
     "DIR`, once for each of several draft models, runs this recipe with them."
 )
 DISTILLED = (
-    "Three draft models have not been distilled for SmolLM2: with its data, one takes two cores "
-    "more than an hour. The one that was, of four layers and width 144, has an α of 0.24 on its "
-    "own held-out prompts after 217,132 tokens (benchmarks/results/smollm2_draft.json). `python -m "
-    "recipes.smollm2_draft --layers N --width N` distils one of another size."
+    "One draft model for SmolLM2 comes with the package. `python -m recipes.smollm2_draft --out "
+    "runs/smollm2/distilled --layers N --width N` distils one of another size in some ten minutes "
+    "once there are conversations; this recipe finds those in runs/smollm2/distilled."
 )
 
 
