@@ -35,8 +35,9 @@ def described(draft: HFModel) -> str:
     """The size of a draft model."""
     config = draft.module.config.get_text_config()
     millions = sum(each.numel() for each in draft.module.parameters()) / 1e6
+    layers = config.num_hidden_layers
     return (
-        f"{config.num_hidden_layers} layers, width {config.hidden_size}, "
+        f"{layers} layer{'s' * (layers > 1)}, width {config.hidden_size}, "
         f"{millions:.1f} million parameters"
     )
 
@@ -52,7 +53,8 @@ def measure(lab: Lab) -> Findings:
                 f"drafts {', '.join(drafts)}: two of them are of one size, and this recipe "
                 f"compares sizes; leave one out"
             )
-        costs = {name: lab.cost(draft) for name, draft in names.items()}
+        counted = {name: lab.cost(draft) for name, draft in names.items()}
+        costs = dict(sorted(counted.items(), key=lambda each: each[1]))
         methods = [
             MethodSpec("speculative", draft=draft, label=name) for name, draft in names.items()
         ]
