@@ -4,7 +4,7 @@
 
 The same plan of ``outrider bench`` runs twice, one run after the other, on the embedded pair,
 compiled, whose rounds are the shortest that a benchmark here has. Each run widens itself: cells
-whose even and odd repeats differ by more than 5 % are repeated, with their baseline, up to
+that another run may find more than 5 % apart are repeated, with their baseline, up to
 ``--max-repeats``. The share of measuring is the time to read the clock and to note the end of a
 round, measured by the run itself, times the notes of a cell, over the cell's time.
 
@@ -13,7 +13,6 @@ and Markdown.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,10 @@ def markdown(about: dict[str, Any], runs: Sequence[Sequence[CellResult]]) -> str
     settings = (
         f"{about['dtype']}, embedded pair, compiled, temperature 0. Two runs of one plan, at least "
         f"{about['plan']['repeats']} and at most {about['plan']['max_repeats']} repeats of each "
-        "cell. ~: the even and the odd repeats differ by more than 5 % even so."
+        f"cell. ~: another run may differ by more than 5 % even so. {about['note']}"
     )
-    lines = page.header("What measuring costs, and how well two runs agree", about, settings)
+    title = "What measuring costs, and how well two runs agree"
+    lines = page.header(title, about, settings.rstrip())
     lines += page.table(heads.split("|"), map(_row, pairs), left=2)
     shares = [each.speed["measuring_share"] for run in runs for each in run]
     distances = [_distance(a, b) for a, b in pairs if _steady(a) and _steady(b)]
@@ -66,7 +66,7 @@ def markdown(about: dict[str, Any], runs: Sequence[Sequence[CellResult]]) -> str
         (
             f"steady speed-ups of two runs within {100 * STEADY:g} % of each other",
             f"{sum(each <= 1 + STEADY for each in distances)} of {len(distances)}",
-            all(each <= 1 + STEADY for each in distances),
+            bool(distances) and all(each <= 1 + STEADY for each in distances),
         ),
     ]
     return "\n".join(lines + page.bars_table(bars)) + "\n"
@@ -112,13 +112,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--max-repeats", type=int, default=24)
     parser.add_argument("--journal", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     options = parser.parse_args()
     wanted = plan(options)
     folders = [options.journal / f"measuring_{name}" for name in RUNS]
     runs = [run_bench(wanted, report_progress, folder=folder) for folder in folders]
     about = {
         **runs[0][0].environment,
-        "command": " ".join(["python -m benchmarks.measuring", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.measuring --threads {options.threads} "
+        f"--repeats {options.repeats} --max-repeats {options.max_repeats}",
+        "note": options.note,
     }
     cells = {name: list(map(slim, run)) for name, run in zip(RUNS, runs, strict=True)}
     page.publish(options.out, "measuring", {"about": about, **cells}, markdown(about, runs))

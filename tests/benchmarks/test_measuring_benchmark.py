@@ -22,7 +22,8 @@ def result(title: str, tokens: int, *, odd: int, share: float) -> CellResult:
 def test_the_page_compares_both_runs() -> None:
     about = {
         "date": "2026-01-01", "hardware": "a processor", "threads": 1, "command": "command",
-        "dtype": "float32", "versions": {"torch": "2"}, "plan": {"repeats": 2, "max_repeats": 8},
+        "dtype": "float32", "versions": {"torch": "2"}, "note": "Busy.",
+        "plan": {"repeats": 2, "max_repeats": 8},
     }  # fmt: skip
     first = [
         result("plain", 10, odd=10, share=0.001),
@@ -35,6 +36,7 @@ def test_the_page_compares_both_runs() -> None:
         result("unsteady", 20, odd=20, share=0.001),
     ]
     text = markdown(about, [first, second])
+    assert "5 % even so. Busy." in text
     assert "| steady | code | 2.00× | 2.10× | 1.050 | 2 and 2 | 0.2000 % |" in text
     assert "| unsteady | code | ~3.00× | 2.00× | 1.500 | 2 and 2 | 2.0000 % |" in text
     assert "| share of measuring at most 1 % | 2.0000 % | no |" in text

@@ -15,6 +15,8 @@ Legend: R repeats, G batches, S draws.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ Array = NDArray[np.float64]
 DRAWS = 2000
 CONFIDENCE = 0.95
 STEADY = 0.05
-"""Two halves of the repeats whose ratios differ by more than this are not steady."""
+"""Speed-ups of two runs that may differ by more than this are not steady."""
 
 
 def speedup(
@@ -51,7 +53,8 @@ def speedup(
     Returns:
         ``ratio``, ``low`` and ``high`` (total), ``per_prompt`` with the same three, ``repeats``
         (the ratio in each repeat), ``halves`` (the ratio in the even and in the odd repeats),
-        ``steady`` (whether these agree within 5 %), and ``confidence``. None if no repeat is
+        ``distance`` and ``steady`` (how far another run may be, and whether that is within 5 %),
+        and ``confidence``. None if no repeat is
         common to both cells.
     """
     mine, theirs = _paired(repeats, baseline)
@@ -87,15 +90,27 @@ def speedup(
         },
         "repeats": each,
         "halves": halves,
-        "steady": is_steady(halves),
+        "distance": distance(each),
+        "steady": is_steady(halves, each),
         "confidence": confidence,
     }
 
 
-def is_steady(halves: Sequence[float]) -> bool:
-    """Whether the ratios of the even and of the odd repeats agree within 5 %; those of one repeat
-    alone do."""
-    return max(halves) <= min(halves) * (1 + STEADY)
+def is_steady(halves: Sequence[float], ratios: Sequence[float]) -> bool:
+    """Whether another run with as many repeats would give a ratio within 5 % of this one's, as far
+    as the repeats tell: the even and the odd ones agree within 5 %, and the spread of all of them
+    leaves no more. Without the second condition, a run that is repeated until it is steady ends
+    where its halves agree by chance. Of one repeat alone nothing is known."""
+    return max(halves) <= min(halves) * (1 + STEADY) and distance(ratios) <= STEADY
+
+
+def distance(ratios: Sequence[float]) -> float:
+    """How far apart two runs with as many repeats are at most, in 95 of 100 cases: the ratio of
+    their geometric means less 1, if repeats vary as these do."""
+    if len(ratios) < 2:
+        return 0.0
+    deviation = statistics.stdev(map(math.log, ratios))
+    return math.expm1(1.96 * deviation * math.sqrt(2 / len(ratios)))
 
 
 class _Draws:

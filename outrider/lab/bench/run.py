@@ -6,8 +6,9 @@ method. Each engine first continues a few examples untimed. A method that copies
 outputs forgets them before each repeat, which has the prompts of the one before. A repeat is
 written to the journal as soon as it is over, and is not run again.
 
-The speed-up of a cell is *steady* where its even and its odd repeats give ratios within 5 % of each
-other. Cells that are not steady are repeated, with their baselines, up to ``plan.max_repeats``.
+The speed-up of a cell is *steady* where its repeats agree so well that another run would give a
+ratio within 5 % of it (``ratio.py``). Cells that are not steady are repeated, with their baselines,
+up to ``plan.max_repeats``.
 """
 
 from __future__ import annotations
