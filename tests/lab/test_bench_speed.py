@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,19 @@ def test_only_common_repeats_count() -> None:
     assert found is not None
     assert found["ratio"] == pytest.approx(3.0)
     assert speedup([repeat(0, (1.0, 1))], [repeat(1, (1.0, 1))]) is None
+
+
+def test_repeats_of_one_session_are_compared() -> None:
+    """The machine of the earlier session was half as fast."""
+    early = replace(repeat(0, (2.0, 10)), session="early")
+    late = [replace(repeat(r, (1.0, 10)), session="late") for r in range(3)]
+    fast = [replace(repeat(r, (1.0, 20)), session="late") for r in range(3)]
+    found = speedup(fast, [early, *late[1:]])
+    assert found is not None
+    assert (found["ratio"], found["repeats"], found["steady"]) == (2.0, [2.0, 2.0], True)
+    alone = speedup(fast[:1], [early])
+    assert alone is not None
+    assert (alone["ratio"], alone["steady"]) == (4.0, False)
 
 
 def test_steadiness() -> None:

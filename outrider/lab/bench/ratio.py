@@ -2,9 +2,13 @@
 
 Both cells ran the same batches in the same repeats, alternately, so batch g of repeat r of one is
 paired with batch g of repeat r of the other: what slows down the machine for a while slows down
-both. The interval is that of a two-way bootstrap: repeats and batches are drawn with replacement,
-each for both cells together (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007,
-which is conservative). A batch is one prompt at batch size 1.
+both. After an interruption, or with another plan, one of the two may be from an earlier session, in
+which the machine may have been slower: such repeats are paired only where there are no others, and
+their ratio is not steady.
+
+The interval is that of a two-way bootstrap: repeats and batches are drawn with replacement, each
+for both cells together (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007, which
+is conservative). A batch is one prompt at batch size 1.
 
     total        tokens over seconds of all batches, over the same of the baseline
     per prompt   mean over batches of tokens per second, over the same of the baseline, as in
@@ -60,6 +64,7 @@ def speedup(
     mine, theirs = _paired(repeats, baseline)
     if not mine:
         return None
+    together = mine[0].session == theirs[0].session
     tokens_RG, seconds_RG = _arrays(mine)
     base_tokens_RG, base_seconds_RG = _arrays(theirs)
     draw = _Draws(tokens_RG.shape, draws, seed)
@@ -91,7 +96,7 @@ def speedup(
         "repeats": each,
         "halves": halves,
         "distance": distance(each),
-        "steady": is_steady(halves, each),
+        "steady": together and is_steady(halves, each),
         "confidence": confidence,
     }
 
@@ -137,10 +142,12 @@ class _Draws:
 def _paired(
     repeats: Sequence[Repeat], baseline: Sequence[Repeat]
 ) -> tuple[list[Repeat], list[Repeat]]:
-    """The repeats that both have, by number."""
+    """The repeats that both have, by number: those of the same session, all of them if none is."""
     others = {repeat.number: repeat for repeat in baseline}
-    mine = [repeat for repeat in repeats if repeat.number in others]
-    return mine, [others[repeat.number] for repeat in mine]
+    pairs = [(repeat, others[repeat.number]) for repeat in repeats if repeat.number in others]
+    together = [(one, other) for one, other in pairs if one.session == other.session]
+    kept = together or pairs
+    return [one for one, _ in kept], [other for _, other in kept]
 
 
 def _arrays(repeats: Sequence[Repeat]) -> tuple[Array, Array]:

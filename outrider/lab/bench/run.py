@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -128,6 +129,7 @@ class Bench:
             _check_examples(each, self._metrics)
         self.cells = list(self._cells())
         self._seconds_per_note = seconds_per_note(clock)
+        self._session = uuid4().hex
         self._errors: dict[str, str] = {}
         self._warm: set[tuple[Any, ...]] = set()
 
@@ -220,7 +222,7 @@ class Bench:
         with objects_set_aside():
             batches = tuple(run_examples(engine, examples, sampling, cell.batch_size, self._clock))
         readings = _read_meters(self._meters)
-        return Repeat(cell.key, number, sampling.seed, date, batches, readings)
+        return Repeat(cell.key, number, sampling.seed, date, batches, readings, self._session)
 
     def _warm_up(self, planned: Planned) -> None:
         """Continues the first examples, once per engine, kind of sampling and batch size."""
