@@ -121,6 +121,9 @@ def test_repeats_of_one_session_are_compared() -> None:
     found = speedup(fast, [early, *late[1:]])
     assert found is not None
     assert (found["ratio"], found["repeats"], found["steady"]) == (2.0, [2.0, 2.0], True)
+    one = speedup(fast[:2], [early, *late[1:]])
+    assert one is not None
+    assert (one["repeats"], one["steady"]) == ([2.0], False)
     alone = speedup(fast[:1], [early])
     assert alone is not None
     assert (alone["ratio"], alone["steady"]) == (4.0, False)

@@ -4,7 +4,7 @@ Both cells ran the same batches in the same repeats, alternately, so batch g of 
 paired with batch g of repeat r of the other: what slows down the machine for a while slows down
 both. After an interruption, or with another plan, one of the two may be from an earlier session, in
 which the machine may have been slower: such repeats are paired only where there are no others, and
-their ratio is not steady.
+their ratio is not steady; nor is that of a single pair of the same session beside others.
 
 The interval is that of a two-way bootstrap: repeats and batches are drawn with replacement, each
 for both cells together (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007, which
@@ -61,10 +61,9 @@ def speedup(
         and ``confidence``. None if no repeat is
         common to both cells.
     """
-    mine, theirs = _paired(repeats, baseline)
+    mine, theirs, enough = _paired(repeats, baseline)
     if not mine:
         return None
-    together = mine[0].session == theirs[0].session
     tokens_RG, seconds_RG = _arrays(mine)
     base_tokens_RG, base_seconds_RG = _arrays(theirs)
     draw = _Draws(tokens_RG.shape, draws, seed)
@@ -96,7 +95,7 @@ def speedup(
         "repeats": each,
         "halves": halves,
         "distance": distance(each),
-        "steady": together and is_steady(halves, each),
+        "steady": enough and is_steady(halves, each),
         "confidence": confidence,
     }
 
@@ -141,13 +140,15 @@ class _Draws:
 
 def _paired(
     repeats: Sequence[Repeat], baseline: Sequence[Repeat]
-) -> tuple[list[Repeat], list[Repeat]]:
-    """The repeats that both have, by number: those of the same session, all of them if none is."""
+) -> tuple[list[Repeat], list[Repeat], bool]:
+    """The repeats that both have, by number: those of the same session, all of them if none is.
+    And whether these are enough: if some were left out, there must be two."""
     others = {repeat.number: repeat for repeat in baseline}
     pairs = [(repeat, others[repeat.number]) for repeat in repeats if repeat.number in others]
     together = [(one, other) for one, other in pairs if one.session == other.session]
     kept = together or pairs
-    return [one for one, _ in kept], [other for _, other in kept]
+    enough = len(together) == len(pairs) or len(together) > 1
+    return [one for one, _ in kept], [other for _, other in kept], enough
 
 
 def _arrays(repeats: Sequence[Repeat]) -> tuple[Array, Array]:
