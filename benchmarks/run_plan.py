@@ -143,12 +143,13 @@ def main() -> None:
     description["command"] = " ".join(["python -m benchmarks.run_plan", *sys.argv[1:]])
     wanted = {spec.source for spec in plan.data}
     data = {f"stdlib:{kind}": stdlib(kind) for kind in KINDS if f"stdlib:{kind}" in wanted}
-    results = run_bench(plan, _report, folder=options.journal / options.name, data=data)
+    results = run_bench(plan, report_progress, folder=options.journal / options.name, data=data)
     document = {"about": results[0].environment, "cells": [slim(result) for result in results]}
     publish(options.out, options.name, document, page(description, results))
 
 
-def _report(progress: Progress) -> None:
+def report_progress(progress: Progress) -> None:
+    """Prints a line per repeat."""
     print(f"{progress.done}/{progress.total} {progress.stage}", file=sys.stderr)
 
 

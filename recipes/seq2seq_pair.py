@@ -10,7 +10,8 @@ Stages whose result exists are skipped, and training resumes from its checkpoint
 can be repeated after any interruption. The pairs come from the installed versions of PACKAGES. For
 training, more pairs are recombined from their parts; a model cannot memorise those, only copy. One
 text in forty, chosen by hash, is held out, so no held-out text is seen in training. Writes
-DIR/target/model, DIR/draft/model and DIR/pairs.
+DIR/target/model, DIR/draft/model and DIR/pairs; `python -m benchmarks.run_plan seq2seq` measures
+the pair in runs/seq2seq on the held-out texts, pairs/held_out.jsonl.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
+from outrider.lab.whole_file import write_whole
 from outrider.train.corpus import collect
 from outrider.train.export import export, load_weights
 from outrider.train.loop import Interrupted, Settings, train
@@ -78,6 +80,18 @@ def build_pairs(folder: Path, console: Console) -> PreTrainedTokenizerFast:
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         console.print(json.dumps(manifest["pairs"]))
     return PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+
+
+def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Writes the validation split as prompts with references."""
+    rows = np.load(folder / "val.npy").astype(np.int64)
+    parts = rows[:, :SOURCE_WIDTH], rows[:, SOURCE_WIDTH:]
+    decoded = (tokenizer.batch_decode(part, skip_special_tokens=True) for part in parts)
+    lines = [
+        json.dumps({"prompt": source, "reference": text})
+        for source, text in zip(*decoded, strict=True)
+    ]
+    write_whole(folder / "held_out.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 def _held_out(signature: Signature) -> bool:
@@ -140,7 +154,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of pairs and checkpoints")
     out, console = parser.parse_args().out, Console(stderr=True)
     try:
-        train_pair(out, build_pairs(out / "pairs", console), console)
+        tokenizer = build_pairs(out / "pairs", console)
+        write_held_out(out / "pairs", tokenizer)
+        train_pair(out, tokenizer, console)
     except Interrupted as stop:
         console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None

@@ -183,7 +183,7 @@ def _legend(results: Sequence[CellResult]) -> str:
             "too short for this machine's clock."
         )
     if any(result.speedup and not result.speedup["steady"] for result in results):
-        text += " ~: even and odd repeats differ by more than 5 %."
+        text += " ~: another run may differ by more than 5 %."
     return text
 
 

@@ -57,7 +57,7 @@ def report(
 
     A name that ends in .md gives the tables alone, in Markdown, for READMEs and issues.
 
-    Needs matplotlib: pip install "outrider[bench]".
+    HTML and charts need matplotlib: pip install "outrider[bench]".
     """
     check_page(output, "--output")
     start("outrider.lab.bench")
@@ -77,9 +77,10 @@ def check_page(page: Path, flag: str) -> None:
         raise fail(f"{flag} {page}: is a folder; pass the name of a file")
     if not page.absolute().parent.is_dir():
         raise fail(f"{flag} {page}: there is no folder {page.parent}")
-    from outrider.lab.plots import require_matplotlib
+    if page.suffix != MARKDOWN:
+        from outrider.lab.plots import require_matplotlib
 
-    require_matplotlib()
+        require_matplotlib()
 
 
 def write_page(

@@ -39,6 +39,7 @@ class TaskMetric:
 
 
 ROUGE = TaskMetric("summarisation", "rouge", "rougeL", "rougeL", "ROUGE-L of summaries")
+ROUGE_2 = TaskMetric("summarisation", "rouge", "rouge2", "rouge2", "ROUGE-2 of summaries")
 FINAL_NUMBER = TaskMetric("maths", "gsm8k", "flexible", "flexible", "exact match of final numbers")
 BLEU = TaskMetric("translation", "bleu", "bleu", "sentence_bleu", "BLEU of translations")
 

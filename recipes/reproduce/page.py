@@ -165,6 +165,6 @@ def _steadiness(about: Mapping[str, Any]) -> str:
     if "speedups" not in about:
         return ""
     return (
-        f" Of {about['speedups']} speed-ups, {about['unsteady']} differ by more than 5 % between "
-        "the even and the odd repeats."
+        f" Of {about['speedups']} speed-ups, {about['unsteady']} may differ by more than 5 % in "
+        "another run."
     )

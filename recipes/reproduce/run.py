@@ -44,8 +44,8 @@ def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
 
 
 def steadiness(lab: Lab) -> dict[str, int]:
-    """How many speed-ups were measured repeatedly, and of how many the halves of the repeats differ
-    by more than 5 %; nothing where no times were measured."""
+    """How many speed-ups were measured repeatedly, and how many of them another run may find more
+    than 5 % apart; nothing where no times were measured."""
     speedups = [each.speedup for each in lab.cells if each.speedup] if lab.size.timed else []
     found = [each for each in speedups if len(each["repeats"]) > 1]
     unsteady = sum(not each["steady"] for each in found)

@@ -1,6 +1,7 @@
 """``outrider bench``: its tables, its files, plans, resumption, errors."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,19 @@ def test_a_divergence_that_cannot_be_measured_is_no_zero(bench: Run) -> None:
     assert float(values[1].replace("–", "nan")) != 0
     assert "–" in values[1:]
     assert sum(value not in ("0", "–") for value in values) == 1
+
+
+def test_tables_in_markdown_need_no_matplotlib(
+    bench: Run, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench().exit_code == 0
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = tmp_path / "report.md"
+    assert run("report", tmp_path / "out", "-o", page).exit_code == 0
+    assert "## Environment" in page.read_text(encoding="utf-8")
+    refused = run("report", tmp_path / "out", "-o", tmp_path / "report.html")
+    assert refused.exit_code == 2
+    assert "needs matplotlib" in refused.stderr
 
 
 def test_json_lines(bench: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
-from outrider.core import Budget, Context
+from outrider.core import Budget, Context, RemembersOutputs
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import Tree
 from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixReader
@@ -258,6 +258,17 @@ def test_the_corpus_drafts_where_its_score_is_larger() -> None:
     assert draft.tokens_BN[0].tolist()[:3] == [2, 3, 4]
     assert draft.num_drafted_B.tolist()[0] == 2  # nothing is drafted across the end of a text
     assert draft.tokens_BN[1].tolist()[1] in (9, 3)
+
+
+def test_forgotten_outputs_are_not_drafted() -> None:
+    drafter = SuffixDecoding()
+    assert isinstance(drafter, RemembersOutputs)
+    drafter.corpus.add([5, 1, 2, 3, 4])
+    drafter.forget_outputs()
+    context = Context.start([[9, 1, 2]], SoftmaxDistribution(), [0], [0])
+    draft = drafter.propose(drafter.start(context), context, Budget(8), context.rng)
+    assert draft.num_drafted_B.tolist() == [0]
+    assert drafter.corpus.num_tokens == 0
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])

@@ -1,15 +1,18 @@
 """Ratios with intervals, latencies and acceptance on measurements whose answer is known."""
 
+import math
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_bench import repeat, request, ticking
 from tiny_models import byte_tokenizer
 
 from outrider.lab.bench import BatchRecord, Repeat, speedup
 from outrider.lab.bench.measuring_share import MOST, measuring_share, seconds_per_note
-from outrider.lab.bench.ratio import is_steady
+from outrider.lab.bench.ratio import distance, is_steady
 from outrider.lab.bench.speed import percentiles, speed_of
 from outrider.lab.bench.token_classes import TokenClasses, acceptance_by_class
 from outrider.lab.data import Example
@@ -110,15 +113,55 @@ def test_only_common_repeats_count() -> None:
     assert speedup([repeat(0, (1.0, 1))], [repeat(1, (1.0, 1))]) is None
 
 
+def test_repeats_of_one_session_are_compared() -> None:
+    """The machine of the earlier session was half as fast."""
+    early = replace(repeat(0, (2.0, 10)), session="early")
+    late = [replace(repeat(r, (1.0, 10)), session="late") for r in range(3)]
+    fast = [replace(repeat(r, (1.0, 20)), session="late") for r in range(3)]
+    found = speedup(fast, [early, *late[1:]])
+    assert found is not None
+    assert (found["ratio"], found["repeats"], found["steady"]) == (2.0, [2.0, 2.0], True)
+    one = speedup(fast[:2], [early, *late[1:]])
+    assert one is not None
+    assert (one["repeats"], one["steady"]) == ([2.0], False)
+    alone = speedup(fast[:1], [early])
+    assert alone is not None
+    assert (alone["ratio"], alone["steady"]) == (4.0, False)
+
+
 def test_steadiness() -> None:
-    assert is_steady([1.0, 1.05])
-    assert not is_steady([1.06, 1.0])
-    assert is_steady([2.0])
+    assert is_steady([1.0, 1.05], [1.025] * 4)
+    assert not is_steady([1.06, 1.0], [1.03] * 4)
+    assert is_steady([2.0], [2.0])
     runs = [repeat(r, (1.0, 10 + r % 2)) for r in range(4)]
     found = speedup(runs, [repeat(r, (1.0, 10)) for r in range(4)])
     assert found is not None
     assert found["halves"] == pytest.approx([1.0, 1.1])
     assert not found["steady"]
+
+
+def test_halves_that_agree_by_chance_are_not_steady() -> None:
+    """Repeats of 1 and 1.5 in turn, of which each half has as many: another run may be further."""
+    ratios = [1.0, 1.0, 1.5, 1.5] * 2
+    runs = [repeat(r, (1.0, int(20 * ratio))) for r, ratio in enumerate(ratios)]
+    found = speedup(runs, [repeat(r, (1.0, 20)) for r in range(8)])
+    assert found is not None
+    assert found["halves"] == pytest.approx([1.25, 1.25])
+    assert not found["steady"]
+    assert found["distance"] == pytest.approx(distance(ratios))
+
+
+def test_two_runs_are_as_far_apart_as_expected() -> None:
+    """Of 2000 pairs of runs, 95 % are within the distance of their spread: false alarm below 1e-6
+    for a share outside 92 to 98 %, whose standard error is half a per cent."""
+    generator = np.random.default_rng(0)
+    logs_RS = generator.normal(0, 0.1, (2, 50, 2000))
+    first_S, second_S = logs_RS.mean(1)
+    limit = math.log1p(distance(np.exp(generator.normal(0, 0.1, 100_000)).tolist()))
+    limit *= math.sqrt(100_000 / 50)
+    share = float(np.mean(np.abs(first_S - second_S) <= limit))
+    assert 0.92 < share < 0.98
+    assert distance([2.0]) == 0
 
 
 # ----------------------------------------------------------------------------------- latencies

@@ -143,8 +143,8 @@ MaxRepeats = Annotated[
     _option(
         panel=RUN,
         metavar="N",
-        help="Most repeats of a cell whose speed-up differs by more than 5 % between the even and "
-        "the odd repeats. Default: 9.",
+        help="Most repeats of a cell whose speed-up may differ by more than 5 % in another run. "
+        "Default: 9.",
     ),
 ]
 Warmup = Annotated[

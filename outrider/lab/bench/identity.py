@@ -14,7 +14,7 @@ import torch
 
 import outrider
 from outrider.lab.bench.method_spec import MethodSpec
-from outrider.lab.bench.plan import BenchPlan, DataSpec
+from outrider.lab.bench.plan import EMBEDDED, BenchPlan, DataSpec
 from outrider.lab.data import DataSet
 from outrider.lab.metadata import command_line, hardware, run_metadata
 from outrider.lab.versions import versions
@@ -126,7 +126,7 @@ def environment(plan: BenchPlan, target: HFModel, **more: Any) -> dict[str, Any]
         commit=commit(),
         source=source_hash(),
         command=command_line(),
-        model=target.name,
+        model=EMBEDDED if plan.target == EMBEDDED else target.name,  # not where it is installed
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
         plan=dict(settings),

@@ -2,9 +2,13 @@
 
 Both cells ran the same batches in the same repeats, alternately, so batch g of repeat r of one is
 paired with batch g of repeat r of the other: what slows down the machine for a while slows down
-both. The interval is that of a two-way bootstrap: repeats and batches are drawn with replacement,
-each for both cells together (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007,
-which is conservative). A batch is one prompt at batch size 1.
+both. After an interruption, or with another plan, one of the two may be from an earlier session, in
+which the machine may have been slower: such repeats are paired only where there are no others, and
+their ratio is not steady; nor is that of a single pair of the same session beside others.
+
+The interval is that of a two-way bootstrap: repeats and batches are drawn with replacement, each
+for both cells together (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007, which
+is conservative). A batch is one prompt at batch size 1.
 
     total        tokens over seconds of all batches, over the same of the baseline
     per prompt   mean over batches of tokens per second, over the same of the baseline, as in
@@ -15,6 +19,8 @@ Legend: R repeats, G batches, S draws.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +34,7 @@ Array = NDArray[np.float64]
 DRAWS = 2000
 CONFIDENCE = 0.95
 STEADY = 0.05
-"""Two halves of the repeats whose ratios differ by more than this are not steady."""
+"""Speed-ups of two runs that may differ by more than this are not steady."""
 
 
 def speedup(
@@ -51,10 +57,11 @@ def speedup(
     Returns:
         ``ratio``, ``low`` and ``high`` (total), ``per_prompt`` with the same three, ``repeats``
         (the ratio in each repeat), ``halves`` (the ratio in the even and in the odd repeats),
-        ``steady`` (whether these agree within 5 %), and ``confidence``. None if no repeat is
+        ``distance`` and ``steady`` (how far another run may be, and whether that is within 5 %),
+        and ``confidence``. None if no repeat is
         common to both cells.
     """
-    mine, theirs = _paired(repeats, baseline)
+    mine, theirs, enough = _paired(repeats, baseline)
     if not mine:
         return None
     tokens_RG, seconds_RG = _arrays(mine)
@@ -87,15 +94,27 @@ def speedup(
         },
         "repeats": each,
         "halves": halves,
-        "steady": is_steady(halves),
+        "distance": distance(each),
+        "steady": enough and is_steady(halves, each),
         "confidence": confidence,
     }
 
 
-def is_steady(halves: Sequence[float]) -> bool:
-    """Whether the ratios of the even and of the odd repeats agree within 5 %; those of one repeat
-    alone do."""
-    return max(halves) <= min(halves) * (1 + STEADY)
+def is_steady(halves: Sequence[float], ratios: Sequence[float]) -> bool:
+    """Whether another run with as many repeats would give a ratio within 5 % of this one's, as far
+    as the repeats tell: the even and the odd ones agree within 5 %, and the spread of all of them
+    leaves no more. Without the second condition, a run that is repeated until it is steady ends
+    where its halves agree by chance. Of one repeat alone nothing is known."""
+    return max(halves) <= min(halves) * (1 + STEADY) and distance(ratios) <= STEADY
+
+
+def distance(ratios: Sequence[float]) -> float:
+    """How far apart two runs with as many repeats are at most, in 95 of 100 cases: the ratio of
+    their geometric means less 1, if repeats vary as these do."""
+    if len(ratios) < 2:
+        return 0.0
+    deviation = statistics.stdev(map(math.log, ratios))
+    return math.expm1(1.96 * deviation * math.sqrt(2 / len(ratios)))
 
 
 class _Draws:
@@ -121,11 +140,15 @@ class _Draws:
 
 def _paired(
     repeats: Sequence[Repeat], baseline: Sequence[Repeat]
-) -> tuple[list[Repeat], list[Repeat]]:
-    """The repeats that both have, by number."""
+) -> tuple[list[Repeat], list[Repeat], bool]:
+    """The repeats that both have, by number: those of the same session, all of them if none is.
+    And whether these are enough: if some were left out, there must be two."""
     others = {repeat.number: repeat for repeat in baseline}
-    mine = [repeat for repeat in repeats if repeat.number in others]
-    return mine, [others[repeat.number] for repeat in mine]
+    pairs = [(repeat, others[repeat.number]) for repeat in repeats if repeat.number in others]
+    together = [(one, other) for one, other in pairs if one.session == other.session]
+    kept = together or pairs
+    enough = len(together) == len(pairs) or len(together) > 1
+    return [one for one, _ in kept], [other for _, other in kept], enough
 
 
 def _arrays(repeats: Sequence[Repeat]) -> tuple[Array, Array]:

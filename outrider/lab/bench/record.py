@@ -129,6 +129,7 @@ class Repeat:
         began: date and time in UTC, ISO 8601.
         batches: in the order in which they ran, which is the same for all methods.
         readings: of each meter, by its name.
+        session: names the run in which it was measured, between two interruptions.
     """
 
     key: str
@@ -137,6 +138,7 @@ class Repeat:
     began: str
     batches: tuple[BatchRecord, ...]
     readings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    session: str = ""
 
     @property
     def seconds(self) -> float:
@@ -170,7 +172,7 @@ class Repeat:
             for batch in values["batches"]
         )
         known = {each.name for each in fields(cls)} - {"batches"}
-        return cls(batches=batches, **{name: values[name] for name in known})
+        return cls(batches=batches, **{name: values[name] for name in known if name in values})
 
 
 def _request(values: Mapping[str, Any]) -> RequestRecord:

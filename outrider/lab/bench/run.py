@@ -6,8 +6,9 @@ method. Each engine first continues a few examples untimed. A method that copies
 outputs forgets them before each repeat, which has the prompts of the one before. A repeat is
 written to the journal as soon as it is over, and is not run again.
 
-The speed-up of a cell is *steady* where its even and its odd repeats give ratios within 5 % of each
-other. Cells that are not steady are repeated, with their baselines, up to ``plan.max_repeats``.
+The speed-up of a cell is *steady* where its repeats agree so well that another run would give a
+ratio within 5 % of it (``ratio.py``). Cells that are not steady are repeated, with their baselines,
+up to ``plan.max_repeats``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -127,6 +129,7 @@ class Bench:
             _check_examples(each, self._metrics)
         self.cells = list(self._cells())
         self._seconds_per_note = seconds_per_note(clock)
+        self._session = uuid4().hex
         self._errors: dict[str, str] = {}
         self._warm: set[tuple[Any, ...]] = set()
 
@@ -219,7 +222,7 @@ class Bench:
         with objects_set_aside():
             batches = tuple(run_examples(engine, examples, sampling, cell.batch_size, self._clock))
         readings = _read_meters(self._meters)
-        return Repeat(cell.key, number, sampling.seed, date, batches, readings)
+        return Repeat(cell.key, number, sampling.seed, date, batches, readings, self._session)
 
     def _warm_up(self, planned: Planned) -> None:
         """Continues the first examples, once per engine, kind of sampling and batch size."""

@@ -23,7 +23,7 @@ NUMBERS: dict[str, Callable[[CellView], float | None]] = {
 
 LEGEND = (
     "Tokens per second, as multiples of plain decoding (95 % interval over repeats and prompts); "
-    "tokens per target pass. ~: the even and the odd repeats differ by more than 5 %."
+    "tokens per target pass. ~: another run may differ by more than 5 %."
 )
 
 
