@@ -1,6 +1,8 @@
 """Speculative decoding under ``transformers``' own ``generate``, by its ``custom_generate`` hook.
 
-    model.generate(**inputs, custom_generate=outrider.generate_for_transformers, draft_model=draft)
+    model.generate(
+        **inputs, custom_generate=outrider.generate_for_transformers, assistant_model=draft
+    )
 
 ``generate`` reads its arguments and the generation config as ever, and builds the logits processors
 and stopping criteria; then it calls this function in place of its own decoding loop. The processors
@@ -9,15 +11,18 @@ Where they are no more than temperature, top-k, top-p, min-p and a repetition pe
 :class:`Sampling` parameters, which costs less. Whatever cannot be obeyed is refused by name, before
 anything is generated.
 
-Two arguments of ``generate`` do not reach a hook, so they have other names here: give the draft as
-``draft_model`` instead of ``assistant_model``, and a streamer as ``stream_to`` instead of
-``streamer``.
+``generate`` hands neither ``assistant_model`` nor ``streamer`` to a hook, which would ignore them
+without a word. So they are read where ``generate`` has them, in the frame that calls this function.
+``draft_model`` and ``stream_to`` are the same for hooks that call it themselves.
 
 Legend: B rows, T tokens of the prompts, padding included.
 """
 
+import inspect
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +31,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import (
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
+    GenerationMixin,
     MaxLengthCriteria,
     MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
@@ -95,12 +101,13 @@ def generate_for_transformers(
         logits_processor: those that ``generate`` has prepared.
         stopping_criteria: the same.
         generation_config: the call's.
-        draft_model: the draft model, for methods that need one.
+        draft_model: the draft model, for methods that need one; also ``assistant_model``.
         method: a name from ``outrider methods``; ``speculative`` with a draft model, else
             ``prompt-lookup``.
         num_speculative_tokens: most tokens drafted per round.
         engine: an engine of this model, such as a compiled one, in place of the three above.
-        stream_to: a ``transformers`` streamer for one prompt; gets each round's tokens.
+        stream_to: a ``transformers`` streamer for one prompt; gets each round's tokens. Also
+            ``streamer``.
         inputs: the model's further inputs as ``generate`` has prepared them.
 
     Returns:
@@ -112,6 +119,8 @@ def generate_for_transformers(
         PromptError: prompts padded on the right.
     """
     _check_supported(model, generation_config, stopping_criteria, inputs, len(input_ids))
+    assistant_model, streamer = _given_to_generate(sys._getframe(1))
+    draft_model = _one_of("assistant_model", assistant_model, "draft_model", draft_model)
     if engine is None:
         engine = _engine_for(model, draft_model, method, num_speculative_tokens)
     elif engine.target.module is not model:
@@ -123,14 +132,34 @@ def generate_for_transformers(
     samplings = _samplings(
         paddings, input_ids, logits_processor, stopping_criteria, generation_config
     )
-    if stream_to is not None:
-        outputs = [_streamed(engine, prompts, samplings, stream_to)]
+    to = _one_of("streamer", streamer, "stream_to", stream_to)
+    if to is not None:
+        outputs = [_streamed(engine, prompts, samplings, to, has_prompt=streamer is not None)]
     else:
         outputs = [result.token_ids for result in engine.generate(prompts, samplings)]
     sequences_BT = _padded(input_ids, outputs, generation_config)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences_BT)  # type: ignore[arg-type]
     return sequences_BT
+
+
+def _given_to_generate(caller: FrameType) -> tuple[Any, Any]:
+    """The ``assistant_model`` and the ``streamer`` of the ``generate`` that calls the hook; None
+    where something else calls it."""
+    if caller.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
+        return None, None
+    return caller.f_locals.get("assistant_model"), caller.f_locals.get("streamer")
+
+
+def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+    """The one that was given; None if none was.
+
+    Raises:
+        InvalidParameterError: both were.
+    """
+    if value is not None and other is not None:
+        raise InvalidParameterError(f"{name} and {other_name}: are the same here; give one of them")
+    return other if value is None else value
 
 
 def _engine_for(
@@ -310,14 +339,20 @@ def _penalty_of_row(processor: Any, row: int) -> Any:
 
 
 def _streamed(
-    engine: Engine, prompts: list[list[int]], samplings: list[Sampling], streamer: BaseStreamer
+    engine: Engine,
+    prompts: list[list[int]],
+    samplings: list[Sampling],
+    streamer: BaseStreamer,
+    *,
+    has_prompt: bool,
 ) -> tuple[int, ...]:
-    """One prompt's tokens, handed to a streamer round by round. ``generate`` ends no streamer that
-    it was not given, so the prompt is put here as well."""
+    """One prompt's tokens, handed to a streamer round by round. ``generate`` has put the prompt
+    into a streamer that it was given itself."""
     if len(prompts) != 1:
-        raise InvalidParameterError(f"stream_to: takes one prompt, {len(prompts)} were given")
+        raise InvalidParameterError(f"streamer: takes one prompt, {len(prompts)} were given")
     tokens: list[int] = []
-    streamer.put(torch.tensor(prompts))
+    if not has_prompt:
+        streamer.put(torch.tensor(prompts))
     try:
         for event in engine.stream(prompts[0], samplings[0]):
             for token in event.token_ids:

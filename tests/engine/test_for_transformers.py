@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import outrider
 from outrider.core.errors import InvalidParameterError, PromptError
+from outrider.engine import for_transformers
 
 TARGET, DRAFT = tiny_module(seed=1), tiny_module(seed=2)
 ONE = torch.tensor([[5, 17, 42, 8]])
@@ -135,13 +136,46 @@ class Recorder(BaseStreamer):
         self.ended = True
 
 
-def test_a_streamer_gets_prompt_and_tokens_and_is_ended() -> None:
+@pytest.mark.parametrize("name", ["stream_to", "streamer"])
+def test_a_streamer_gets_prompt_and_tokens_and_is_ended(name: str) -> None:
     streamer = Recorder()
-    found = ours(stream_to=streamer)
+    found = ours(**{name: streamer})
     assert streamer.tokens == found[0].tolist()
     assert streamer.ended
     with pytest.raises(InvalidParameterError, match="takes one prompt, 3 were given"):
-        ours(RAGGED, attention_mask=MASK, stream_to=Recorder())
+        ours(RAGGED, attention_mask=MASK, **{name: Recorder()})
+
+
+def test_the_assistant_model_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``generate`` does not hand it to a hook; alone, and with a batch."""
+    drafts = []
+    plain = for_transformers._engine_for
+
+    def engine_for(model: Any, draft: Any, *rest: Any) -> Any:
+        drafts.append(draft)
+        return plain(model, draft, *rest)
+
+    monkeypatch.setattr(for_transformers, "_engine_for", engine_for)
+    found = ours(draft_model=None, assistant_model=DRAFT)
+    assert torch.equal(found, theirs())
+    found = ours(RAGGED, attention_mask=MASK, draft_model=None, assistant_model=DRAFT)
+    assert torch.equal(found, theirs(RAGGED, attention_mask=MASK))
+    assert drafts == [DRAFT, DRAFT]
+    with pytest.raises(InvalidParameterError, match="assistant_model and draft_model: are the"):
+        ours(draft_model=DRAFT, assistant_model=DRAFT)
+    with pytest.raises(InvalidParameterError, match="streamer and stream_to: are the same here"):
+        ours(streamer=Recorder(), stream_to=Recorder())
+
+
+def test_the_hook_may_be_called_by_another_function() -> None:
+    """Whose locals are not read."""
+
+    def hook(model: Any, *arguments: Any, **more: Any) -> Any:
+        streamer = assistant_model = "not a streamer"  # noqa: F841
+        return outrider.generate_for_transformers(model, *arguments, **more)
+
+    found = TARGET.generate(ONE, custom_generate=hook, max_new_tokens=20, pad_token_id=0)
+    assert torch.equal(found, theirs())
 
 
 def test_an_engine_may_be_given_and_must_be_of_this_model() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny_models import byte_tokenizer, greedy, tiny_module
 from typer.testing import CliRunner
 
@@ -166,6 +167,22 @@ def test_a_full_disk_says_how_much_is_needed(
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DiskFullError, match=r"needs \d+\.\d MB more .* 0\.0 MB are free"):
         run(tmp_path, files)
+
+
+def test_a_disk_that_is_full_when_a_head_is_saved_keeps_the_one_before(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that writes the weights reports it by an error of its own."""
+    run(tmp_path, files, steps=3)
+    before = (tmp_path / "best" / "model.safetensors").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("outrider.drafters.heads.formats.folder.save_file", full)
+    with pytest.raises(DiskFullError, match=r"the head of step 4 needs \d+\.\d MB more"):
+        run(tmp_path, files, steps=4)
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
 
 
 def test_answers_are_the_assistants_tokens(files: Files) -> None:

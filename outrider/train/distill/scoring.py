@@ -89,7 +89,7 @@ class Scorer:
             for number, chunk in shards
             if not shard_path(folder, number).exists()
         ]
-        what = "the target's probabilities"
+        what = "the cache of the target's probabilities"
         require_space(folder, cell_bytes(sum(missing), self.num_cells), what, REMEDY)
         for number, chunk in shards:
             if not shard_path(folder, number).exists():

@@ -81,7 +81,8 @@ def samples_of(tensors: Mapping[str, Tensor]) -> list[Sample]:
 
 
 def write_cells(path: Path, cells: Cells) -> None:
-    write_shard(path, {"ids": cells.ids_Nk, "log_p": cells.log_p_NC}, "the target's probabilities")
+    tensors = {"ids": cells.ids_Nk, "log_p": cells.log_p_NC}
+    write_shard(path, tensors, "the cache of the target's probabilities")
 
 
 def cell_bytes(num_positions: int, num_cells: int) -> int:

@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from outrider.runtime import HFModel, load_model
 from outrider.train.checkpoint import CHECKPOINT
+from outrider.train.disk import tensor_bytes, writing
 from outrider.train.heads.acceptance import Acceptance, Probe, curves, measure, score
 from outrider.train.heads.batches import StateBatch, StateBatches
 from outrider.train.heads.kind import Ground, HeadKind, Training
@@ -178,13 +179,24 @@ def _evaluated(
     training.module.eval()
     found = measure(training.head(), target, method, probe)
     training.module.train()
-    training.save(out / "last")
-    _write_measured(out / "last", found, step)
+    _keep(training, found, out / "last", step)
     before = _read_measured(out / "best")
     if before is None or score(found) > before["score"] or before["step"] == step:
-        training.save(out / "best")
-        _write_measured(out / "best", found, step)
+        _keep(training, found, out / "best", step)
     return curves(found)
+
+
+def _keep(training: Training, found: Mapping[float, Acceptance], folder: Path, step: int) -> None:
+    """Writes the head with its measurements; an earlier one is replaced once the new one is whole.
+
+    Raises:
+        DiskFullError: no room.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    size = tensor_bytes(training.module.state_dict()) // 2  # trained in float32, saved in bfloat16
+    with writing(folder / "model.partial", size, f"the head of step {step}", "free some"):
+        training.save(folder)
+    _write_measured(folder, found, step)
 
 
 def _write_measured(folder: Path, found: Mapping[float, Acceptance], step: int) -> None:
