@@ -29,23 +29,14 @@ from recipes.reproduce.document import (
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Outcome, Recipe, UntimedError
 from recipes.reproduce.run import run_on_first, run_on_paper_models
-from recipes.reproduce.subject import (
-    FULL,
-    QUICK,
-    Size,
-    Subject,
-    default_subjects,
-    of_models,
-    smollm2_inflated,
-)
+from recipes.reproduce.subject import FULL, QUICK, SUBJECTS, Size, Subject, of_models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the options, runs the recipes, writes results and pages, and prints the verdicts."""
     options = _parser().parse_args(arguments)
-    apart = "inflated" if options.inflated else ""
-    options.results = options.results or RESULTS / apart
-    options.page_folder = options.page_folder or PAGES / apart
+    options.results = options.results or RESULTS / options.subject
+    options.page_folder = options.page_folder or PAGES / options.subject
     if options.list:
         for recipe in RECIPES:
             print(f"{recipe.name:24} {recipe.source}")
@@ -57,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     transformers.logging.set_verbosity_error()
     size = replace(QUICK if options.quick else FULL, **_given(options))
-    subjects = default_subjects(options.quick, options.compile)
-    if options.inflated:
-        subjects = [smollm2_inflated(compile=options.compile)]
+    subjects = SUBJECTS[options.subject](options.quick, options.compile)
     if options.target:
         subjects = [of_models(options.target, options.target, options.draft, options.compile)]
     recipes = _chosen(options.names)
@@ -138,7 +127,7 @@ def _command(recipe: Recipe, options: argparse.Namespace) -> str:
     parts += ["--quick"] if options.quick else []
     parts += [f"--compile {options.compile}"] if options.compile != "auto" else []
     parts += ["--paper-models"] if options.paper_models else []
-    parts += ["--inflated"] if options.inflated else []
+    parts += [f"--subject {options.subject}"] if options.subject else []
     parts += [f"--{name} {number}" for name, number in _given(options).items()]
     if options.target:
         parts += [f"--target {options.target}", *(f"--draft {each}" for each in options.draft)]
@@ -159,7 +148,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pages", action="store_true", help="only write the pages again")
     parser.add_argument("--paper-models", action="store_true", help="the papers' own models")
     parser.add_argument(
-        "--inflated", action="store_true", help="SmolLM2 at the cost of a billion parameters"
+        "--subject",
+        choices=[name for name in SUBJECTS if name],
+        default="",
+        help="always the embedded pair, or SmolLM2 at the cost of a billion parameters; pages and "
+        "documents are written into a folder of that name",
     )
     parser.add_argument("--target", default="", help="a target of your own: folder or hub id")
     parser.add_argument("--draft", action="append", default=[], help="its drafts, smallest first")

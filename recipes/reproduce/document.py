@@ -16,6 +16,7 @@ from outrider.lab.frontier.document import dumps
 from recipes.reproduce.figure import draw
 from recipes.reproduce.page import index_page, page
 from recipes.reproduce.recipe import Outcome
+from recipes.reproduce.subject import SUBJECTS
 
 RESULTS = Path("benchmarks/results/reproduce")
 PAGES = Path("docs/reproduce")
@@ -66,9 +67,13 @@ def write_page(document: Mapping[str, Any], pages: Path = PAGES) -> None:
 
 
 def write_index(results: Path = RESULTS, pages: Path = PAGES) -> None:
-    """The list of all recipes with their verdicts."""
+    """The list of all recipes with their verdicts; in the folder of a subject, of those that were
+    run on it."""
     pages.mkdir(parents=True, exist_ok=True)
-    (pages / "README.md").write_text(index_page(read_documents(results)), encoding="utf-8")
+    subject = pages.name if pages.name in SUBJECTS else ""
+    others = [name for name in SUBJECTS if name and (pages / name / "README.md").is_file()]
+    text = index_page(read_documents(results), subject, others)
+    (pages / "README.md").write_text(text, encoding="utf-8")
 
 
 def read_documents(results: Path = RESULTS) -> dict[str, dict[str, Any]]:

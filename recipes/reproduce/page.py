@@ -53,8 +53,17 @@ def marked(text: str, lossy: Iterable[str]) -> str:
     return text
 
 
-def index_page(documents: Mapping[str, Document]) -> str:
-    """The list of all recipes; those that have not been run have no verdict."""
+def index_page(
+    documents: Mapping[str, Document], subject: str = "", others: Sequence[str] = ()
+) -> str:
+    """The list of all recipes; those that have not been run have no verdict.
+
+    Args:
+        documents: the results by recipe.
+        subject: that was chosen for all of them, whose list has these results alone; empty for the
+            list of all recipes, whose subjects differ.
+        others: subjects whose lists are in folders of their names.
+    """
     from recipes.reproduce.catalogue import RECIPES
 
     lines = [
@@ -79,16 +88,22 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "error probabilities are optimistic.",
         "",
     ]
+    if others:
+        links = ", ".join(f"[{name}]({name}/README.md)" for name in others)
+        lines += [f"The same on a chosen subject (`--subject`): {links}.", ""]
+    flag = f" --subject {subject}" if subject else ""
     rows = []
     for recipe in RECIPES:
         document = documents.get(recipe.name)
+        if document is None and subject:
+            continue
         title, verdict, about, machine = recipe.title, "not run yet", "", ""
         if document is not None:
             title = f"[{recipe.title}]({recipe.name}.md)"
             verdict = _verdict(document)
             about = f"{document['about']['subject']}, {document['about']['size']}"
             machine = machine_of(document["about"])
-        command = f"`python -m recipes.reproduce {recipe.name}`"
+        command = f"`python -m recipes.reproduce {recipe.name}{flag}`"
         rows.append((title, recipe.source, verdict, about, machine, command))
     heads = ("result", "source", "verdict", "measured on", "machine", "command")
     return "\n".join([*lines, *markdown_table(heads, rows, left=len(heads))]) + "\n"

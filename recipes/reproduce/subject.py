@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -163,6 +163,14 @@ def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:
         return [embedded()]
     found = smollm2(compile=compile)
     return [embedded(compile)] if found is None else [found, embedded(compile)]
+
+
+SUBJECTS: dict[str, Callable[[bool, Compile], list[Subject]]] = {
+    "": default_subjects,
+    "embedded": lambda quick, compile: [embedded("off" if quick else compile)],
+    "inflated": lambda quick, compile: [smollm2_inflated(compile=compile)],
+}
+"""The subjects of a run by the name of a choice, from whether it is quick and how it compiles."""
 
 
 def of_paper(models: PaperModels, compile: Compile = "auto") -> Subject:

@@ -262,6 +262,19 @@ def test_what_could_not_run_replaces_no_measurement(lab: Lab, tmp_path: Path) ->
     assert json.loads((folders[0] / "tiny.json").read_text())["verdict"] == measured.verdict
 
 
+def test_results_on_a_chosen_subject_are_listed_apart(lab: Lab, tmp_path: Path) -> None:
+    outcome = run_recipe(replace(recipe(), name="spectr"), lab, "command")
+    for subject in ("inflated", ""):
+        assert publish(outcome, tmp_path / "results" / subject, tmp_path / "pages" / subject)
+    chosen = (tmp_path / "pages/inflated/README.md").read_text()
+    assert "`python -m recipes.reproduce spectr --subject inflated`" in chosen
+    assert "not run yet" not in chosen
+    everything = (tmp_path / "pages/README.md").read_text()
+    assert "[inflated](inflated/README.md)" in everything
+    assert "`python -m recipes.reproduce spectr`" in everything
+    assert "not run yet" in everything
+
+
 def test_recipes_have_names_sources_and_claims_of_their_own() -> None:
     assert len({each.name for each in RECIPES}) == len(RECIPES)
     for each in RECIPES:
