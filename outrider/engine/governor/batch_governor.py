@@ -15,12 +15,17 @@ kept. Four rules keep the choice calm and cheap:
                  emitted, and no round drafts for it (``reviews.py``)
     standing     a choice stands for one round, and for twice as many, up to 8, each time that it
                  comes out again, unless rows come or go, or a probe is the first of its kind
+    rest         drafting nothing stands for 8 rounds, or until a review may be due, up to 64. No
+                 choice is made meanwhile, and what the rounds took is learned together, so that
+                 each of them is a round of plain decoding. A rest ends where half of the rows have
+                 begun or ceased to repeat themselves, so that a review is due (``repetition.py``)
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Protocol
 
-from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
@@ -32,6 +37,12 @@ _TO_START = 1.05
 
 LONGEST_STAND = 8
 """Most rounds that a choice stands for; what they showed is learned together."""
+
+LONGEST_REST = 64
+"""Most rounds that drafting nothing stands for, where a review may end it."""
+
+HEED = 4
+"""Rounds of a rest between two looks at what its rows repeat."""
 
 _FIRST_ROUNDS = 6
 """Rounds of each class that only measure, in turn with a draft and without."""
@@ -89,8 +100,9 @@ class BatchGovernor:
         self._outcomes: list[Outcome] = []
         self._times_forgotten = governor.times_forgotten
         self._drafted = 0
-        self._resting = 0
-        self._resting_rows: Sequence[RowMemory] = ()
+        self._rest: Asked | None = None
+        self._rested: list[float] = []
+        self._rests_greedy = self._heeds_changes = False
 
     def ask(
         self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
@@ -105,15 +117,21 @@ class BatchGovernor:
                 draft model; 0 where it cannot.
         """
         self._now += 1
+        if self._rest is not None:
+            if rows is self._rows and not self._is_rest_over():
+                return self._rest
+            self._end_rest()
+            self._standing = None
         fixed = self._governor.sources.sampled_length
         if not greedy and fixed is not None:
             choice = Option(0, fixed, None)
         else:
             choice = self._choice(rows, limits, greedy, reviewable)
         if not choice.length and not choice.reviews:
-            nothing = [0] * len(limits)
-            return Asked(choice.source, 0, nothing, choice.probe, choice.believed)
-        self._count_resting()
+            asked = Asked(choice.source, 0, [0] * len(limits), choice.probe, choice.believed)
+            if choice is self._standing:
+                self._rest, self._rests_greedy = asked, greedy
+            return asked
         length = min(choice.length, max(limits))
         return Asked(
             choice.source,
@@ -138,7 +156,7 @@ class BatchGovernor:
             greedy: whether all rows are.
             num_tokens: of the longest new prompt.
         """
-        self._count_resting()
+        self._end_rest()
         governor, sources = self._governor, self._governor.sources
         with governor.lock:
             costs = governor.costs(greedy, 0)
@@ -158,9 +176,8 @@ class BatchGovernor:
     ) -> Option:
         """The choice for the next round: a new one where the standing one is due."""
         standing, due = self._standing, self._now - self._planned_at >= self._stands
-        if standing is not None and not due and rows == self._rows:
+        if standing is not None and not due and rows is self._rows:
             return standing if self._probes.retry is None else self._probes.retry.option
-        self._count_resting()
         with self._governor.lock:
             self._learn_outcomes()
             return self._plan(rows, limits, greedy, reviewable)
@@ -171,6 +188,8 @@ class BatchGovernor:
         """The choice for the next rounds, or for the next one if it is a probe or a review."""
         self._planned_at, self._rows = self._now, rows
         self._standing = self._probes.retry = None
+        for row in rows:
+            row.follow()
         governor, sources = self._governor, self._governor.sources
         lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
         num_measured = first.now
@@ -196,9 +215,44 @@ class BatchGovernor:
         if probe is None and reviewable and not best.length:
             probe = self._reviews.choose(best, rows, greedy, reviewable)
             is_new = probe is not None  # the next choice is made with what it shows
-        is_confirmed = self._present == before and not is_new
-        self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
+        if not best.length and probe is None:
+            self._stands = self._rest_length(best, rows, greedy, reviewable)
+            self._heeds_changes = reviewable > 0 and not have_changed(rows)
+        else:
+            is_confirmed = self._present == before and not is_new
+            self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
         return probe or best
+
+    def _rest_length(
+        self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int
+    ) -> int:
+        """For how many rounds drafting nothing stands: they show nothing of the draft model, so
+        until the next look at it."""
+        if reviewable:
+            wait, longest = self._reviews.wait(best, rows, greedy, reviewable), LONGEST_REST
+        else:
+            wait, longest = self._probes.wait(greedy), LONGEST_STAND
+        return ceil(min(wait, longest)) if wait > 0 else longest
+
+    def _is_rest_over(self) -> bool:
+        rounds = self._now - self._planned_at
+        if rounds >= self._stands:
+            return True
+        if rounds % HEED or not self._heeds_changes:
+            return False
+        for row in self._rows:
+            row.follow()
+        return have_changed(self._rows)
+
+    def _end_rest(self) -> None:
+        """Counts and learns the rounds of the last rest."""
+        self._rest = None
+        if self._rested:
+            for source in range(len(self._governor.sources.names)):
+                for row in self._rows:
+                    row.of(source).undrafted += len(self._rested)
+            with self._governor.lock:
+                self._learn_outcomes()
 
     def learn(
         self,
@@ -226,23 +280,28 @@ class BatchGovernor:
             ran_drafter: whether the drafter took part; False where all drafts were forced.
             reviewed: by row, the labels of a review, as many in each; empty if there was none.
         """
+        if asked is self._rest and not forced:
+            self._rested.append(total)
+            if None in accepted:
+                self._end_rest()
+            return
+        self._end_rest()
         length = asked.length if ran_drafter else 0
         resumes = length > 0 and self._drafted != self._now - 1
         if length:
             self._drafted = self._now
+        if length or reviewed:
+            for row in rows:
+                row.has_changed = False
         self._outcomes.append(
             Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes, reviewed)
         )
         if reviewed:
             with self._governor.lock:
-                self._reviews.pay(asked, draft)
+                self._reviews.pay(asked, total)
             for row in rows:
                 row.of(0).undrafted = 0
-        if not length and not forced and (not self._resting or rows is self._resting_rows):
-            self._resting, self._resting_rows = self._resting + 1, rows
-        else:
-            self._count_resting()
-            self._count_undrafted(asked.source if length else None, rows, accepted)
+        self._count_undrafted(asked.source if length else None, rows, accepted)
         if (retry := self._probes.retry) is not None:
             with self._governor.lock:
                 tokens = len(rows) + sum([n or 0 for n in accepted])
@@ -260,17 +319,13 @@ class BatchGovernor:
                 rates = row.of(source)
                 rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
 
-    def _count_resting(self) -> None:
-        """Counts the tokens of the last rounds, each of which gave each row a single one."""
-        if self._resting:
-            for source in range(len(self._governor.sources.names)):
-                for row in self._resting_rows:
-                    row.of(source).undrafted += self._resting
-            self._resting = 0
-
     def _learn_outcomes(self) -> None:
         """Lets the engine's governor learn from the rounds since it last did."""
-        forgotten = self._governor.times_forgotten
-        self._governor.learn(self._outcomes, with_times=self._times_forgotten == forgotten)
-        self._times_forgotten = forgotten
+        governor = self._governor
+        with_times = self._times_forgotten == governor.times_forgotten
+        governor.learn(self._outcomes, with_times)
+        if self._rested:
+            governor.rest(self._rests_greedy, len(self._rows), self._rested, with_times)
+        self._times_forgotten = governor.times_forgotten
         self._outcomes.clear()
+        self._rested.clear()

@@ -78,9 +78,10 @@ class Cell:
         return seconds > self.mean and self.weight_at(now) > ASSUMED_ROUNDS / 2
 
     def add(self, seconds: float, now: int, num_rounds: int = 1) -> None:
-        """Takes other rounds, fewer than ``MEMORY``, of so many seconds each. Rounds much slower
-        than the others count as twice the mean, since something else delayed them; rounds much
-        faster replace the others, since it was they that were delayed."""
+        """Takes other rounds of so many seconds each; many weigh as ``MEMORY`` do. Rounds much
+        slower than the others count as twice the mean, since something else delayed them; rounds
+        much faster replace the others, since it was they that were delayed."""
+        num_rounds = min(num_rounds, int(MEMORY))
         if seconds * _OUTLIER < self.mean:
             self.mean, self.weight = seconds, float(num_rounds)
         else:
@@ -285,7 +286,7 @@ class RoundCosts:
             return
         if behind > _AS_USUAL:
             drafting = length * self._steps(rows, [length])[0]
-            self.observe_reading(rows, behind, max(draft - drafting, 0.0), length)
+            self.observe_reading(rows, behind, max(draft - drafting, 0.0))
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
 
@@ -304,10 +305,10 @@ class RoundCosts:
             seconds = median_low(totals)
             self._rest.observe(rows, 0, seconds, self.now, num_rounds=len(totals))
 
-    def observe_reading(self, rows: int, behind: int, seconds: float, length: int = 1) -> None:
-        """Takes the seconds in which a draft model read committed tokens that it lacked, and which
-        a draft of ``length`` tokens followed. A round must have been measured."""
-        if not self._rest.is_empty and (step := self._steps(rows, [length])[0]) > 0:
+    def observe_reading(self, rows: int, behind: int, seconds: float) -> None:
+        """Takes the seconds in which a draft model read committed tokens that it lacked. A round
+        must have been measured."""
+        if not self._rest.is_empty and (step := self._steps(rows, [1])[0]) > 0:
             self._catch_up.observe(behind, seconds / step)
 
     def age(self, rows: int, length: int) -> int | None:
