@@ -19,6 +19,10 @@ kept. Four rules keep the choice calm and cheap:
                  choice is made meanwhile, and what the rounds took is learned together, so that
                  each of them is a round of plain decoding. A rest ends where half of the rows have
                  begun or ceased to repeat themselves, so that a review is due (``repetition.py``)
+    balance      where reviews are possible, eight rounds that drafted and together were slower than
+                 rounds without drafts are followed by 16 without, or until a review, and by twice
+                 as many each time that it happens again, up to 128. Acceptance and times may be
+                 overestimated; the clock sees both
 """
 
 from collections.abc import Sequence
@@ -43,6 +47,10 @@ LONGEST_REST = 64
 
 HEED = 4
 """Rounds of a rest between two looks at what its rows repeat."""
+
+_BALANCED = 8  # rounds
+_PAUSE, _LONGEST_PAUSE = 16, 128  # rounds
+_AS_USUAL = 2  # tokens that a draft model lacks in a run of drafts
 
 _FIRST_ROUNDS = 6
 """Rounds of each class that only measure, in turn with a draft and without."""
@@ -92,6 +100,8 @@ class BatchGovernor:
         self._governor = governor
         self._probes = Probes(governor)
         self._reviews = Reviews(governor)
+        self._balance = Balance()
+        self._is_reviewed = False
         self._now = 0
         self._present: tuple[int, int] | None = None
         self._standing: Option | None = None
@@ -206,6 +216,11 @@ class BatchGovernor:
             present = promises[source].option(lengths.index(length))
             if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
                 best = present
+        plain = promises[0].option(0)
+        self._is_reviewed = self._is_reviewed or reviewable > 0
+        if best.length and self._is_reviewed and self._balance.forbids(self._now, rows):
+            best = plain
+        self._balance.plain_rate = plain.rate
         before, self._present = self._present, (best.source, best.length)
         self._standing = best
         probe = None
@@ -293,6 +308,11 @@ class BatchGovernor:
         if length or reviewed:
             for row in rows:
                 row.has_changed = False
+        if reviewed:
+            self._balance.lift()
+        elif length:
+            tokens = len(rows) + sum([n or 0 for n in accepted])
+            self._balance.add(self._now, asked, rows, tokens, total)
         self._outcomes.append(
             Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes, reviewed)
         )
@@ -329,3 +349,47 @@ class BatchGovernor:
         self._times_forgotten = governor.times_forgotten
         self._outcomes.clear()
         self._rested.clear()
+
+
+class Balance:
+    """What the last rounds that drafted gained over rounds without drafts, by the clock.
+
+    Attributes:
+        plain_rate: tokens per second of rounds without drafts.
+    """
+
+    def __init__(self) -> None:
+        self.plain_rate = 0.0
+        self._rows: Sequence[RowMemory] = ()
+        self._num_rounds = 0
+        self._gained = 0.0
+        self._pause, self._ends = _PAUSE, 0
+
+    def add(
+        self, now: int, asked: Asked, rows: Sequence[RowMemory], tokens: int, seconds: float
+    ) -> None:
+        """Takes a round that drafted; after some rounds that lost a pause begins. Probes do not
+        count, nor do rounds in which the draft model read much."""
+        if asked.probe or asked.behind > _AS_USUAL:
+            return
+        if rows is not self._rows:
+            self._rows, self._num_rounds, self._gained = rows, 0, 0.0
+            self._pause, self._ends = _PAUSE, 0
+        self._num_rounds += 1
+        self._gained += tokens - seconds * self.plain_rate
+        if self._num_rounds < _BALANCED:
+            return
+        if self._gained < 0:
+            self._ends = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        else:
+            self._pause = _PAUSE
+        self._num_rounds, self._gained = 0, 0.0
+
+    def forbids(self, now: int, rows: Sequence[RowMemory]) -> bool:
+        """Whether these rows are in a pause."""
+        return rows is self._rows and now < self._ends and not have_changed(rows)
+
+    def lift(self) -> None:
+        """Ends the pause: something new is known."""
+        self._ends = 0
