@@ -11,7 +11,7 @@ from tiny_models import engine_of, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.drafters import ModelDrafter
 from outrider.engine.governor.acceptance import Kind, RowMemory
-from outrider.engine.governor.batch_governor import HEED, LONGEST_REST, BatchGovernor
+from outrider.engine.governor.batch_governor import HEED, LONGEST_REST, Balance, BatchGovernor
 from outrider.engine.governor.governor import REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.repetition import Repetition
@@ -202,3 +202,35 @@ def test_a_drafter_that_never_drafts_never_starts(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(ModelDrafter, name, refuse)
     engine = engine_of(target, draft, "speculative", AUTO, max_batch_size=3)
     assert token_ids(engine.generate(prompts, sampling)) == plain
+
+
+def test_drafts_that_lose_by_the_clock_are_followed_by_ever_longer_pauses() -> None:
+    """And by none for other rows, or once a review has shown something new."""
+    balance, rows, now = Balance(), [RowMemory(True)], 0
+    balance.plain_rate = 1.0
+    pauses = []
+    for _ in range(4):
+        for _ in range(8):
+            assert not balance.forbids(now, rows)
+            balance.add(now, Asked(0, 2, [2]), rows, tokens=2, seconds=2.1)
+            now += 1
+        pauses.append(0)
+        while balance.forbids(now, rows):
+            assert not balance.forbids(now, [*rows])
+            pauses[-1], now = pauses[-1] + 1, now + 1
+    assert pauses == [15, 31, 63, 127]
+    for _ in range(8):
+        balance.add(now, Asked(0, 2, [2]), rows, tokens=2, seconds=2.1)
+    assert balance.forbids(now, rows)
+    balance.lift()
+    assert not balance.forbids(now, rows)
+
+
+def test_drafts_that_gain_are_followed_by_no_pause() -> None:
+    balance, rows = Balance(), [RowMemory(True)]
+    balance.plain_rate = 1.0
+    for now in range(40):
+        balance.add(now, Asked(0, 2, [2]), rows, tokens=2, seconds=1.9)
+        balance.add(now, Asked(0, 2, [2], behind=50), rows, tokens=1, seconds=40.0)
+        balance.add(now, Asked(0, 2, [2], probe=True), rows, tokens=1, seconds=4.0)
+        assert not balance.forbids(now, rows)

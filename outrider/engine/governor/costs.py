@@ -34,6 +34,9 @@ ASSUMED_ROUNDS = 4.0
 TRUST = 0.25
 """Weight of the fitted line beside a cell's own rounds."""
 
+MOST_TOGETHER = 4
+"""Most rounds that consecutive ones without drafts count as."""
+
 MOVED = 0.03
 """By what share a cell's mean moves before the tables are read again."""
 
@@ -78,10 +81,9 @@ class Cell:
         return seconds > self.mean and self.weight_at(now) > ASSUMED_ROUNDS / 2
 
     def add(self, seconds: float, now: int, num_rounds: int = 1) -> None:
-        """Takes other rounds of so many seconds each; many weigh as ``MEMORY`` do. Rounds much
-        slower than the others count as twice the mean, since something else delayed them; rounds
-        much faster replace the others, since it was they that were delayed."""
-        num_rounds = min(num_rounds, int(MEMORY))
+        """Takes other rounds, fewer than ``MEMORY``, of so many seconds each. Rounds much slower
+        than the others count as twice the mean, since something else delayed them; rounds much
+        faster replace the others, since it was they that were delayed."""
         if seconds * _OUTLIER < self.mean:
             self.mean, self.weight = seconds, float(num_rounds)
         else:
@@ -292,6 +294,7 @@ class RoundCosts:
 
     def observe_plain(self, rows: int, totals: Sequence[float]) -> None:
         """Takes rounds without drafts, by their median, since a single one may have been delayed.
+        Many weigh as ``MOST_TOGETHER`` do: whatever else keeps the machine busy slows them all.
 
         Args:
             rows: B.
@@ -303,7 +306,8 @@ class RoundCosts:
         if totals:
             self.now += len(totals)
             seconds = median_low(totals)
-            self._rest.observe(rows, 0, seconds, self.now, num_rounds=len(totals))
+            num_rounds = min(len(totals), MOST_TOGETHER)
+            self._rest.observe(rows, 0, seconds, self.now, num_rounds=num_rounds)
 
     def observe_reading(self, rows: int, behind: int, seconds: float) -> None:
         """Takes the seconds in which a draft model read committed tokens that it lacked. A round
