@@ -17,7 +17,9 @@ cell warms up and is left out; the governor keeps what it has learned from one c
 in use. Two steps are recorded besides (``governor_steps.py``).
 
 Each cell is written when it is measured; a run that is started again goes on after the last one,
-and ``--minutes`` ends it after so many. Run it on an idle machine.
+and ``--minutes`` ends it after so many. Run it on an idle machine. On a processor that does other
+work, ``--clock processor`` counts the time that this process had a processor, which is that of one
+thread: the speeds are then those of a processor of its own, and the governor sees the same clock.
 """
 
 import argparse
@@ -133,6 +135,11 @@ def measure(
     }
 
 
+def count_processor_time() -> None:
+    """Lets all that measures seconds in this process count the time that it had a processor."""
+    time.perf_counter = time.process_time
+
+
 def cells(options: argparse.Namespace) -> Iterable[tuple[float, str, int]]:
     """All combinations of temperature, text and batch size."""
     return itertools.product(options.temperatures, options.texts, options.batches)
@@ -164,6 +171,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"outputs of {about['tokens']} tokens, medians of ratios in the same turn, with bootstrap "
         f"intervals of 90 %.",
     )
+    if about.get("clock") == "processor":
+        lines += ["", "Seconds are those in which the process had a processor."]
     lines += ["", f"- Over plain decoding: {verdicts(over_plain, OVER_PLAIN)}."]
     lines += [
         f"- Over the best fixed length, where speculation pays: {verdicts(over_best, OVER_BEST)}."
@@ -249,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafts", choices=list(NOISE), nargs="+", default=list(NOISE))
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
     parser.add_argument("--name", default="governor", help="name of the report")
     parser.add_argument("--quick", action="store_true", help="one small cell, to see it work")
     options = parser.parse_args(arguments)
@@ -256,11 +266,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.tokens, options.seconds, options.step_rounds, options.step_repeats = 8, 0.0, 6, 1
         options.temperatures, options.texts, options.drafts = [0.0], ["code"], ["good"]
         options.batches, options.lengths = [2], [2]
+    if options.clock == "processor":
+        count_processor_time()
     file, ends = options.out / f"{options.name}.json", time.monotonic() + 60 * options.minutes
     report: dict[str, Any] = {"cells": {}}
     if file.exists():
         report = json.loads(file.read_text(encoding="utf-8"))
-    report["about"] = page.about(command_line(), seconds=options.seconds, tokens=options.tokens)
+    report["about"] = page.about(
+        command_line(), seconds=options.seconds, tokens=options.tokens, clock=options.clock
+    )
     for draft in options.drafts:
         engines: dict[str, Engine] | None = None
         for temperature, text, batch in cells(options):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.core import Context, Drafter, Ends, StartsLate, prompt_reader
+from outrider.core import Context, Drafter, Ends, prompt_reader
 from outrider.engine.request import Row
 from outrider.runtime import HFModel
 from outrider.runtime.kernels.truncation import truncated
@@ -19,8 +19,8 @@ class Newcomers:
         rows: at least one.
         target: the target of the batch that they will join.
         drafter: the drafter of that batch.
-        late: whether the drafter's model reads the prompts when it first drafts; the drafter then
-            is a ``StartsLate``.
+        late: whether the drafter starts when it first drafts, as a ``StartsLate`` can; it is then
+            left alone here.
 
     Attributes:
         rows: the rows, in the order of the context's.
@@ -49,16 +49,16 @@ class Newcomers:
     @property
     def are_ready(self) -> bool:
         """Whether everything has read the prompts."""
-        if self._drafting is None:
+        if self._prefill.next_width:
             return False
-        return self._prefill.next_width == 0 and self._drafting.next_width == 0
+        return self.late or (self._drafting is not None and self._drafting.next_width == 0)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the next step reads, padding included. A drafter that does not read them in
         steps may have to read them all at once."""
         width = self._prefill.next_width
-        if not width:
+        if not width and not self.late:
             drafting = self._drafting
             width = max(self.context.lengths) - 1 if drafting is None else drafting.next_width
         return len(self.rows) * width
@@ -75,9 +75,11 @@ class Newcomers:
             self._drafting.step()
 
     def finish(self) -> tuple[Context, Any, Any]:
-        """The context, the target's cache and the drafter's state, once all are ready."""
-        assert self._drafting is not None
-        return self.context, self._prefill.finish(), self._drafting.finish()
+        """The context, the target's cache and the drafter's state, once all are ready. A drafter
+        that starts late has none."""
+        assert self.late or self._drafting is not None
+        state = None if self._drafting is None else self._drafting.finish()
+        return self.context, self._prefill.finish(), state
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, at least one, in this order (``rows[i] >= i``)."""
@@ -90,13 +92,9 @@ class Newcomers:
 
     def _begin_in_steps(self) -> None:
         """Begins the drafter's prefills once the target's has ended."""
-        if self._drafting is not None or self._prefill.next_width:
+        if self.late or self._drafting is not None or self._prefill.next_width:
             return
-        if self.late:
-            assert isinstance(self._drafter, StartsLate)
-            self._prefill.finish()
-            self._drafting = Prefilling(self._drafter.start_late(self.context))
-        elif isinstance(self._drafter, PrefillsInSteps):
+        if isinstance(self._drafter, PrefillsInSteps):
             self._prefill.finish()
             self._drafting = self._drafter.begin(self.context)
 

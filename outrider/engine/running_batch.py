@@ -20,12 +20,14 @@ from outrider.core import (
     Lengths,
     Overlap,
     Round,
+    StartsLate,
     VerificationExecutor,
     Verifier,
     commit_round,
     run_round,
 )
 from outrider.core.health import Checked
+from outrider.drafters.chain.none import NoDraft
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.forced import ForcedTokens, can_force
@@ -46,6 +48,8 @@ from outrider.engine.round_counts import (
 from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
 from outrider.engine.rules_by_row import RulesByRow
 from outrider.runtime import HFModel
+
+_NO_DRAFT = NoDraft()
 
 
 class RunningBatch:
@@ -89,6 +93,7 @@ class RunningBatch:
         self._observed = observed or Observed()
         self._governor = governor
         self._memories: list[RowMemory] = []
+        self._memory_of: dict[Row, RowMemory] = {}
         self._unreviewed = None if governor is None else Unreviewed(drafter)
         self.rows: list[Row] = []
         self._wanted: list[int | None] = []
@@ -99,6 +104,7 @@ class RunningBatch:
         self._context: Context | None = None
         self._cache: Any = None
         self._state: Any = None
+        self._has_started = True  # the drafter; it has no state before
 
     @property
     def newcomers(self) -> list[Row]:
@@ -177,6 +183,8 @@ class RunningBatch:
         asked = labels_BK = None
         if governor is not None and unreviewed is not None:
             asked = governor.ask(self._memories, limits, greedy, unreviewed.num)
+            if not self._has_started and (asked.length or asked.reviews or self._forced):
+                self._state, self._has_started = self._late_state(self._context), True
             if asked.reviews:
                 labels_BK = unreviewed.review(self._state, self._context)
             if self._forced is not None:
@@ -185,7 +193,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            drafter,
+            drafter if self._has_started else _NO_DRAFT,
             self._state,
             verifier,
             self._budget(limits) if asked is None else self._budget(asked.lengths, asked.free_only),
@@ -239,9 +247,10 @@ class RunningBatch:
         context, cache, state = newcomers.finish()
         if self._context is None:
             self._context, self._cache, self._state = context, cache, state
+            self._has_started = not newcomers.late
         else:
             self._target.join(self._cache, cache)
-            self._drafter.join(self._state, state)
+            self._join_state(context, state, late=newcomers.late)
             self._context.join(context)
             self._context.distribution = warp_of(self.rows + newcomers.rows, self._target)
         self._set_rows(self.rows + newcomers.rows)
@@ -256,11 +265,32 @@ class RunningBatch:
         expected to pay, it may not run at all."""
         if self._governor is None or not self._drafter.capabilities.starts_late:
             return False
-        greedy = [row.request.sampling.greedy for row in (*self.rows, *rows)]
         lengths = [len(row.sequence_ids) for row in rows]
-        memories = self._memories + [RowMemory(each) for each in greedy[len(self.rows) :]]
-        most = [self._gamma] * len(memories)
-        return not self._governor.reads_prompts(memories, most, all(greedy), max(lengths))
+        memories = self._memories + [self._remembered(row) for row in rows]
+        most, greedy = [self._gamma] * len(memories), all(each.kind.greedy for each in memories)
+        return not self._governor.reads_prompts(memories, most, greedy, max(lengths))
+
+    def _join_state(self, context: Context, state: Any, *, late: bool) -> None:
+        """Appends the drafter's state of newcomers; there is none as long as all start late."""
+        if late and not self._has_started:
+            return
+        if not self._has_started:
+            assert self._context is not None
+            self._state, self._has_started = self._late_state(self._context), True
+        self._drafter.join(self._state, self._late_state(context) if late else state)
+
+    def _late_state(self, context: Context) -> Any:
+        """The state of a drafter that starts with rows whose prompts it left for later."""
+        assert isinstance(self._drafter, StartsLate)
+        return self._drafter.start_late(context)
+
+    def _remembered(self, row: Row) -> RowMemory:
+        """What the governor remembers of a row, which may be new."""
+        if row not in self._memory_of:
+            request = row.request
+            greedy = request.sampling.greedy
+            self._memory_of[row] = RowMemory(greedy, request.first_ids, row.token_ids)
+        return self._memory_of[row]
 
     def _keep(self, rows: list[int]) -> None:
         self._set_rows([self.rows[row] for row in rows])
@@ -268,12 +298,14 @@ class RunningBatch:
         with torch.inference_mode():
             if not rows:
                 self._cache.keep([])  # their keys and values may be those of the next prompt
-                self._state.keep([])  # a drafter may learn from outputs that have ended
+                if self._has_started:
+                    self._state.keep([])  # a drafter may learn from outputs that have ended
                 self._context = self._cache = self._state = None
                 self._release()
                 return
             self._cache.keep(rows)
-            self._state.keep(rows)
+            if self._has_started:
+                self._state.keep(rows)
             self._context.keep(rows)
             self._context.distribution = warp_of(self.rows, self._target)
 
@@ -289,10 +321,8 @@ class RunningBatch:
     def _set_rows(self, rows: list[Row]) -> None:
         if self._governor is not None and self._unreviewed is not None:
             self._unreviewed.change_rows()
-            known = dict(zip(self.rows, self._memories, strict=True))
-            self._memories = [
-                known.get(row) or RowMemory(row.request.sampling.greedy) for row in rows
-            ]
+            self._memories = [self._remembered(row) for row in rows]
+            self._memory_of = dict(zip(rows, self._memories, strict=True))
         self.rows = rows
         self._wanted = [row.request.sampling.logprobs for row in rows]
         self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
@@ -405,7 +435,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            self._forced or self._drafter,
+            (self._forced or self._drafter) if self._has_started else _NO_DRAFT,
             self._state,
             round_,
             num_accepted,
@@ -435,10 +465,7 @@ class RunningBatch:
         """Notes in the rows' statistics what the governor chose, and what it believed."""
         share = 1 / len(self.rows)
         for row, length in zip(self.rows, asked.lengths, strict=True):
-            row.stats.govern(length, asked.probe)
-            if asked.believed is not None:
-                tokens, seconds = asked.believed
-                row.stats.believe(tokens * share, seconds * share)
+            row.stats.govern(length, asked.probe, asked.believed, share)
 
 
 def _first_damaged(

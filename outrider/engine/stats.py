@@ -193,18 +193,25 @@ class Stats:
         self.target_seconds += target
         self.other_seconds += max(0.0, total - draft - target)
 
-    def govern(self, length: int, probe: bool) -> None:
-        """Counts a round for which the governor asked for a draft of this length."""
+    def govern(
+        self, length: int, probe: bool, believed: tuple[float, float] | None, share: float
+    ) -> None:
+        """Counts a round for which the governor asked for a draft of this length.
+
+        Args:
+            length: of the draft.
+            probe: whether it was only tried.
+            believed: tokens and seconds that the governor expected of the round; None of the first.
+            share: the row's of these.
+        """
         if length >= len(self.draft_lengths):
             _grow(self.draft_lengths, length + 1)
         self.draft_lengths[length] += 1
         self.probes += probe
-
-    def believe(self, tokens: float, seconds: float) -> None:
-        """Adds what the governor expected of a round."""
-        self.believed_rounds += 1
-        self.believed_tokens += tokens
-        self.believed_seconds += seconds
+        if believed is not None:
+            self.believed_rounds += 1
+            self.believed_tokens += share * believed[0]
+            self.believed_seconds += share * believed[1]
 
     def as_dict(self) -> dict[str, float | int | str | list[float] | list[int]]:
         """All numbers, derived ones included, for JSON (where infinity is the word ``inf``)."""

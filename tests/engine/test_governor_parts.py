@@ -140,11 +140,20 @@ def test_rounds_without_drafts_that_are_learned_together_weigh_as_if_one_by_one(
     together, apart = RoundCosts(0.2), RoundCosts(0.2)
     for costs in (together, apart):
         costs.assume(1, 0, 0.0, 2.0)
-    together.observe_plain(1, [1.5] * 8)
-    for _ in range(8):
+    together.observe_plain(1, [1.5] * 4)
+    for _ in range(4):
         apart.observe(1, 0, 0.0, 1.5)
     assert together.now == apart.now
     assert together.curve(1, (0,)) == pytest.approx(apart.curve(1, (0,)), rel=0.01)
+
+
+def test_a_long_stretch_of_slow_rounds_is_no_more_than_some() -> None:
+    """Other work on the machine slows it as a whole."""
+    costs = RoundCosts(0.2)
+    for _ in range(8):
+        costs.observe_plain(1, [1.0] * 8)
+    costs.observe_plain(1, [1.2] * 64)
+    assert costs.curve(1, (0,))[0] == pytest.approx(1.05, abs=0.01)
 
 
 def test_a_delayed_round_among_rounds_without_drafts_changes_nothing() -> None:

@@ -4,18 +4,21 @@ The probability that the k-th drafted token is accepted, given that those before
 
     p_k = 1 / (1 + f o_k)
 
-o_k belongs to the position: the odds against acceptance, the prior that the rows of a class share,
-such as greedy ones. f belongs to the row: the odds against what the row accepted over the odds
-against what the class had predicted. Both are estimated from discounted counts of labels, which
-are 1 for each accepted token and 0 for the first rejected one. A position that the draft did not
+o_k belongs to the position: the odds against acceptance, the prior that the rows of a class share:
+sampled ones, greedy ones, and greedy ones that repeat themselves (``repetition.py``). f belongs to
+the row: the odds against what the row accepted over the odds against what the class had predicted.
+Both are estimated from discounted counts of labels, which are 1 for each accepted token and 0 for
+the first rejected one. A position that the draft did not
 reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
 A review (``reviews.py``) gives labels of the first position without a draft: the probabilities of
 acceptance, from 0 to 1, that tokens which the target emitted would have had.
 
     o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed
     p_0 = (A_1 + 16 * 0.6) / (V_1 + 16)        A_1 accepted of the last V_1 first tokens, some 30
-    f   = odds against (A + s P) / (V + s)  over  odds against P
+    f   = odds against (A + r P) / (V + r)  over  odds against P
                                                P the class's mean prediction in V labels
+                                               r = 2 of rows that repeat themselves, which differ
+                                               most and stay as they are, else 5
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
@@ -26,20 +29,34 @@ new output would begin with drafts that hundreds of rounds have shown to be usel
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.engine.governor.repetition import Repetition
 
 ASSUMED = 0.6
 """p_0, the acceptance that is assumed, where nothing has been verified."""
 
 _STRENGTH = 2.0
 _FIRST_STRENGTH = 16.0  # of p_0, before the first label
-_ROW_STRENGTH = 5.0
+_ROW_STRENGTH = {False: 5.0, True: 2.0}  # of rows that repeat themselves
 _KEPT = 0.95
 _KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
 _MOST_REVIEWED = 24  # labels that a review counts as at most
 _LEAST = 0.005
+
+
+class Kind(NamedTuple):
+    """A class of rows.
+
+    Attributes:
+        greedy: whether they are at temperature 0.
+        repeats: whether they are and repeat themselves.
+    """
+
+    greedy: bool
+    repeats: bool = False
 
 
 class PositionRates:
@@ -128,13 +145,18 @@ class RowRates:
             read.
     """
 
-    __slots__ = ("_accepted", "_last", "_predicted", "_tried", "factor", "undrafted")
+    __slots__ = ("_accepted", "_last", "_predicted", "_strength", "_tried", "factor", "undrafted")
 
-    def __init__(self) -> None:
-        self.factor = 1.0
+    def __init__(self, repeats: bool = False) -> None:
         self.undrafted = 0
-        self._accepted = self._tried = self._predicted = 0.0
         self._last = 0
+        self.begin(repeats)
+
+    def begin(self, repeats: bool) -> None:
+        """Begins anew: the row is of another class from now on."""
+        self.factor = 1.0
+        self._strength = _ROW_STRENGTH[repeats]
+        self._accepted = self._tried = self._predicted = 0.0
 
     def learn(self, odds: Sequence[float], tokens: int, accepted: int, now: int) -> None:
         """Takes the row's outcome of a round.
@@ -159,7 +181,7 @@ class RowRates:
         self._tried = self._tried * kept + tried
         self._predicted = self._predicted * kept + predicted
         mean = self._predicted / self._tried
-        rate = (self._accepted + _ROW_STRENGTH * mean) / (self._tried + _ROW_STRENGTH)
+        rate = (self._accepted + self._strength * mean) / (self._tried + self._strength)
         self.factor = odds_against(rate) / odds_against(mean)
 
     def survival(self, odds: Sequence[float]) -> list[float]:
@@ -171,23 +193,53 @@ class RowRates:
         return found
 
 
-@dataclass(eq=False)
 class RowMemory:
     """What the governor remembers of a row.
 
+    Args:
+        greedy: whether the row is at temperature 0.
+        prompt: the tokens that its output continues.
+        output: its output, which grows.
+
     Attributes:
+        kind: the class whose estimates it shares.
         rates: by source, the row's acceptance.
-        greedy: whether the row is at temperature 0: the class whose estimates it shares.
+        has_changed: whether it began or ceased to repeat itself since its drafts were looked at.
     """
 
-    greedy: bool
-    rates: dict[int, RowRates] = field(default_factory=dict)
+    __slots__ = ("_num_followed", "_output", "_repetition", "has_changed", "kind", "rates")
+
+    def __init__(
+        self, greedy: bool, prompt: Sequence[int] = (), output: Sequence[int] = ()
+    ) -> None:
+        self.rates: dict[int, RowRates] = {}
+        self._repetition = Repetition(prompt if greedy else ())
+        self.has_changed = self._repetition.is_on
+        self.kind = Kind(greedy, self._repetition.is_on)
+        self._output, self._num_followed = output, 0
+
+    def follow(self) -> None:
+        """Reads what was added to the output since the last call; of greedy rows only."""
+        if not self.kind.greedy:
+            return
+        repetition = self._repetition
+        if repetition.take(self._output[self._num_followed :]):
+            self.has_changed = True
+            self.kind = Kind(self.kind.greedy, repetition.is_on)
+            for rates in self.rates.values():
+                rates.begin(repetition.is_on)
+        self._num_followed = len(self._output)
 
     def of(self, source: int) -> RowRates:
         """The row's acceptance of a source."""
         if source not in self.rates:
-            self.rates[source] = RowRates()
+            self.rates[source] = RowRates(self.kind.repeats)
         return self.rates[source]
+
+
+def have_changed(rows: Sequence[RowMemory]) -> bool:
+    """Whether at least half of the rows have."""
+    return 2 * sum([row.has_changed for row in rows]) >= len(rows)
 
 
 def odds_against(p: float) -> float:

@@ -6,7 +6,9 @@ nothing is one of the lengths; a draft model then reads nothing, and catches up 
 again. A head reads the committed tokens all the same, because the target's hidden states are not
 kept. Four rules keep the choice calm and cheap:
 
-    hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
+    hysteresis   another length must promise 3 % more than the present one, and 5 % more than none,
+                 or 25 % where 16 tokens of each row take a draft model half a round to read: to be
+                 wrong is dear there, and the times that the promise is made from are not so exact
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first; such a retry goes on while it
@@ -15,12 +17,21 @@ kept. Four rules keep the choice calm and cheap:
                  emitted, and no round drafts for it (``reviews.py``)
     standing     a choice stands for one round, and for twice as many, up to 8, each time that it
                  comes out again, unless rows come or go, or a probe is the first of its kind
+    rest         drafting nothing stands for 8 rounds, or until a review may be due, up to 64. No
+                 choice is made meanwhile, and what the rounds took is learned together, so that
+                 each of them is a round of plain decoding. A rest ends where half of the rows have
+                 begun or ceased to repeat themselves, so that a review is due (``repetition.py``)
+    balance      where reviews are possible, eight rounds that drafted and together were slower than
+                 rounds without drafts are followed by 16 without, or until a review, and by twice
+                 as many each time that it happens again, up to 128. Acceptance and times may be
+                 overestimated; the clock sees both
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Protocol
 
-from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
@@ -29,9 +40,21 @@ from outrider.engine.governor.reviews import Reviews
 
 HYSTERESIS = 1.03
 _TO_START = 1.05
+_TO_START_DEAR = 1.25  # where a draft model takes long to read what it lacks
+_READ, _DEAR = 16, 0.5  # tokens of each row, and rounds: what is long
 
 LONGEST_STAND = 8
 """Most rounds that a choice stands for; what they showed is learned together."""
+
+LONGEST_REST = 64
+"""Most rounds that drafting nothing stands for, where a review may end it."""
+
+HEED = 4
+"""Rounds of a rest between two looks at what its rows repeat."""
+
+_BALANCED = 8  # rounds
+_PAUSE, _LONGEST_PAUSE = 16, 128  # rounds
+_AS_USUAL = 2  # tokens that a draft model lacks in a run of drafts
 
 _FIRST_ROUNDS = 6
 """Rounds of each class that only measure, in turn with a draft and without."""
@@ -81,6 +104,8 @@ class BatchGovernor:
         self._governor = governor
         self._probes = Probes(governor)
         self._reviews = Reviews(governor)
+        self._balance = Balance()
+        self._is_reviewed = False
         self._now = 0
         self._present: tuple[int, int] | None = None
         self._standing: Option | None = None
@@ -89,8 +114,9 @@ class BatchGovernor:
         self._outcomes: list[Outcome] = []
         self._times_forgotten = governor.times_forgotten
         self._drafted = 0
-        self._resting = 0
-        self._resting_rows: Sequence[RowMemory] = ()
+        self._rest: Asked | None = None
+        self._rested: list[float] = []
+        self._rests_greedy = self._heeds_changes = False
 
     def ask(
         self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
@@ -105,15 +131,21 @@ class BatchGovernor:
                 draft model; 0 where it cannot.
         """
         self._now += 1
+        if self._rest is not None:
+            if rows is self._rows and not self._is_rest_over():
+                return self._rest
+            self._end_rest()
+            self._standing = None
         fixed = self._governor.sources.sampled_length
         if not greedy and fixed is not None:
             choice = Option(0, fixed, None)
         else:
             choice = self._choice(rows, limits, greedy, reviewable)
         if not choice.length and not choice.reviews:
-            nothing = [0] * len(limits)
-            return Asked(choice.source, 0, nothing, choice.probe, choice.believed)
-        self._count_resting()
+            asked = Asked(choice.source, 0, [0] * len(limits), choice.probe, choice.believed)
+            if choice is self._standing:
+                self._rest, self._rests_greedy = asked, greedy
+            return asked
         length = min(choice.length, max(limits))
         return Asked(
             choice.source,
@@ -138,7 +170,7 @@ class BatchGovernor:
             greedy: whether all rows are.
             num_tokens: of the longest new prompt.
         """
-        self._count_resting()
+        self._end_rest()
         governor, sources = self._governor, self._governor.sources
         with governor.lock:
             costs = governor.costs(greedy, 0)
@@ -158,9 +190,8 @@ class BatchGovernor:
     ) -> Option:
         """The choice for the next round: a new one where the standing one is due."""
         standing, due = self._standing, self._now - self._planned_at >= self._stands
-        if standing is not None and not due and rows == self._rows:
+        if standing is not None and not due and rows is self._rows:
             return standing if self._probes.retry is None else self._probes.retry.option
-        self._count_resting()
         with self._governor.lock:
             self._learn_outcomes()
             return self._plan(rows, limits, greedy, reviewable)
@@ -171,6 +202,8 @@ class BatchGovernor:
         """The choice for the next rounds, or for the next one if it is a probe or a review."""
         self._planned_at, self._rows = self._now, rows
         self._standing = self._probes.retry = None
+        for row in rows:
+            row.follow()
         governor, sources = self._governor, self._governor.sources
         lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
         num_measured = first.now
@@ -187,6 +220,16 @@ class BatchGovernor:
             present = promises[source].option(lengths.index(length))
             if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
                 best = present
+        plain = promises[0].option(0)
+        if best.length and not (self._present and self._present[1]):
+            reading = governor.costs(greedy, best.source).catch_up(len(rows), _READ)
+            is_dear = sources.lags and reading * plain.rate > _DEAR * len(rows)
+            if is_dear and best.rate < _TO_START_DEAR * plain.rate:
+                best = plain
+        self._is_reviewed = self._is_reviewed or reviewable > 0
+        if best.length and self._is_reviewed and self._balance.forbids(self._now, rows):
+            best = plain
+        self._balance.plain_rate = plain.rate
         before, self._present = self._present, (best.source, best.length)
         self._standing = best
         probe = None
@@ -196,9 +239,44 @@ class BatchGovernor:
         if probe is None and reviewable and not best.length:
             probe = self._reviews.choose(best, rows, greedy, reviewable)
             is_new = probe is not None  # the next choice is made with what it shows
-        is_confirmed = self._present == before and not is_new
-        self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
+        if not best.length and probe is None:
+            self._stands = self._rest_length(best, rows, greedy, reviewable)
+            self._heeds_changes = reviewable > 0 and not have_changed(rows)
+        else:
+            is_confirmed = self._present == before and not is_new
+            self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
         return probe or best
+
+    def _rest_length(
+        self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int
+    ) -> int:
+        """For how many rounds drafting nothing stands: they show nothing of the draft model, so
+        until the next look at it."""
+        if reviewable:
+            wait, longest = self._reviews.wait(best, rows, greedy, reviewable), LONGEST_REST
+        else:
+            wait, longest = self._probes.wait(greedy), LONGEST_STAND
+        return ceil(min(wait, longest)) if wait > 0 else longest
+
+    def _is_rest_over(self) -> bool:
+        rounds = self._now - self._planned_at
+        if rounds >= self._stands:
+            return True
+        if rounds % HEED or not self._heeds_changes:
+            return False
+        for row in self._rows:
+            row.follow()
+        return have_changed(self._rows)
+
+    def _end_rest(self) -> None:
+        """Counts and learns the rounds of the last rest."""
+        self._rest = None
+        if self._rested:
+            for source in range(len(self._governor.sources.names)):
+                for row in self._rows:
+                    row.of(source).undrafted += len(self._rested)
+            with self._governor.lock:
+                self._learn_outcomes()
 
     def learn(
         self,
@@ -226,23 +304,33 @@ class BatchGovernor:
             ran_drafter: whether the drafter took part; False where all drafts were forced.
             reviewed: by row, the labels of a review, as many in each; empty if there was none.
         """
+        if asked is self._rest and not forced:
+            self._rested.append(total)
+            if None in accepted:
+                self._end_rest()
+            return
+        self._end_rest()
         length = asked.length if ran_drafter else 0
         resumes = length > 0 and self._drafted != self._now - 1
         if length:
             self._drafted = self._now
+        if length or reviewed:
+            for row in rows:
+                row.has_changed = False
+        if reviewed:
+            self._balance.lift()
+        elif length:
+            tokens = len(rows) + sum([n or 0 for n in accepted])
+            self._balance.add(self._now, asked, rows, tokens, total)
         self._outcomes.append(
             Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes, reviewed)
         )
         if reviewed:
             with self._governor.lock:
-                self._reviews.pay(asked, draft)
+                self._reviews.pay(asked, total)
             for row in rows:
                 row.of(0).undrafted = 0
-        if not length and not forced and (not self._resting or rows is self._resting_rows):
-            self._resting, self._resting_rows = self._resting + 1, rows
-        else:
-            self._count_resting()
-            self._count_undrafted(asked.source if length else None, rows, accepted)
+        self._count_undrafted(asked.source if length else None, rows, accepted)
         if (retry := self._probes.retry) is not None:
             with self._governor.lock:
                 tokens = len(rows) + sum([n or 0 for n in accepted])
@@ -260,17 +348,57 @@ class BatchGovernor:
                 rates = row.of(source)
                 rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
 
-    def _count_resting(self) -> None:
-        """Counts the tokens of the last rounds, each of which gave each row a single one."""
-        if self._resting:
-            for source in range(len(self._governor.sources.names)):
-                for row in self._resting_rows:
-                    row.of(source).undrafted += self._resting
-            self._resting = 0
-
     def _learn_outcomes(self) -> None:
         """Lets the engine's governor learn from the rounds since it last did."""
-        forgotten = self._governor.times_forgotten
-        self._governor.learn(self._outcomes, with_times=self._times_forgotten == forgotten)
-        self._times_forgotten = forgotten
+        governor = self._governor
+        with_times = self._times_forgotten == governor.times_forgotten
+        governor.learn(self._outcomes, with_times)
+        if self._rested:
+            governor.rest(self._rests_greedy, len(self._rows), self._rested, with_times)
+        self._times_forgotten = governor.times_forgotten
         self._outcomes.clear()
+        self._rested.clear()
+
+
+class Balance:
+    """What the last rounds that drafted gained over rounds without drafts, by the clock.
+
+    Attributes:
+        plain_rate: tokens per second of rounds without drafts.
+    """
+
+    def __init__(self) -> None:
+        self.plain_rate = 0.0
+        self._rows: Sequence[RowMemory] = ()
+        self._num_rounds = 0
+        self._gained = 0.0
+        self._pause, self._ends = _PAUSE, 0
+
+    def add(
+        self, now: int, asked: Asked, rows: Sequence[RowMemory], tokens: int, seconds: float
+    ) -> None:
+        """Takes a round that drafted; after some rounds that lost a pause begins. Probes do not
+        count, nor do rounds in which the draft model read much."""
+        if asked.probe or asked.behind > _AS_USUAL:
+            return
+        if rows is not self._rows:
+            self._rows, self._num_rounds, self._gained = rows, 0, 0.0
+            self._pause, self._ends = _PAUSE, 0
+        self._num_rounds += 1
+        self._gained += tokens - seconds * self.plain_rate
+        if self._num_rounds < _BALANCED:
+            return
+        if self._gained < 0:
+            self._ends = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        else:
+            self._pause = _PAUSE
+        self._num_rounds, self._gained = 0, 0.0
+
+    def forbids(self, now: int, rows: Sequence[RowMemory]) -> bool:
+        """Whether these rows are in a pause."""
+        return rows is self._rows and now < self._ends and not have_changed(rows)
+
+    def lift(self) -> None:
+        """Ends the pause: something new is known."""
+        self._ends = 0

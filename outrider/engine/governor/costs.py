@@ -34,6 +34,9 @@ ASSUMED_ROUNDS = 4.0
 TRUST = 0.25
 """Weight of the fitted line beside a cell's own rounds."""
 
+MOST_TOGETHER = 4
+"""Most rounds that consecutive ones without drafts count as."""
+
 MOVED = 0.03
 """By what share a cell's mean moves before the tables are read again."""
 
@@ -285,12 +288,13 @@ class RoundCosts:
             return
         if behind > _AS_USUAL:
             drafting = length * self._steps(rows, [length])[0]
-            self.observe_reading(rows, behind, max(draft - drafting, 0.0), length)
+            self.observe_reading(rows, behind, max(draft - drafting, 0.0))
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
 
     def observe_plain(self, rows: int, totals: Sequence[float]) -> None:
         """Takes rounds without drafts, by their median, since a single one may have been delayed.
+        Many weigh as ``MOST_TOGETHER`` do: whatever else keeps the machine busy slows them all.
 
         Args:
             rows: B.
@@ -302,12 +306,13 @@ class RoundCosts:
         if totals:
             self.now += len(totals)
             seconds = median_low(totals)
-            self._rest.observe(rows, 0, seconds, self.now, num_rounds=len(totals))
+            num_rounds = min(len(totals), MOST_TOGETHER)
+            self._rest.observe(rows, 0, seconds, self.now, num_rounds=num_rounds)
 
-    def observe_reading(self, rows: int, behind: int, seconds: float, length: int = 1) -> None:
-        """Takes the seconds in which a draft model read committed tokens that it lacked, and which
-        a draft of ``length`` tokens followed. A round must have been measured."""
-        if not self._rest.is_empty and (step := self._steps(rows, [length])[0]) > 0:
+    def observe_reading(self, rows: int, behind: int, seconds: float) -> None:
+        """Takes the seconds in which a draft model read committed tokens that it lacked. A round
+        must have been measured."""
+        if not self._rest.is_empty and (step := self._steps(rows, [1])[0]) > 0:
             self._catch_up.observe(behind, seconds / step)
 
     def age(self, rows: int, length: int) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 
-from outrider.engine.governor.acceptance import PositionRates, RowMemory, probability
+from outrider.engine.governor.acceptance import Kind, PositionRates, RowMemory, probability
 from outrider.engine.governor.allocation import Promise, expected_tokens
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.outcomes import Label, Outcome
@@ -23,14 +23,15 @@ MOST_CREDIT = 1.0
 RETRY_SHARE = 0.018
 """Tokens that trying a draft model again may cost, as a share of all."""
 
-REVIEW_SHARE = 0.015
+REVIEW_SHARE = 0.0125
 """Rounds that reviews may take, as a share of all."""
 
-START_SHARE = 0.005
+START_SHARE = 0.002
 """Rounds that a draft model may take to read prompts of which it is not expected to be of use, as a
 share of all."""
 
 _FIRST_RETRY = 0.5  # tokens
+_FIRST_REVIEWS = 1.0  # rounds that reviews may take at first
 _MOST_REVIEWS = 4.0  # rounds that reviews may take at once
 
 
@@ -56,11 +57,12 @@ class Governor:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self._costs: dict[tuple[bool, int], RoundCosts] = {}
-        self._rates: dict[tuple[bool, int], PositionRates] = {}
+        self._rates: dict[tuple[Kind, int], PositionRates] = {}
         self.now = self.times_forgotten = 0
         self.probe_credit = MOST_CREDIT
         self.retry_credit = _FIRST_RETRY
-        self.review_credit = self.start_credit = 0.0
+        self.review_credit = _FIRST_REVIEWS
+        self.start_credit = 0.0
         self.drafted = {True: 0, False: 0}
         self.compared = {True: 0, False: 0}
         self.lock: AbstractContextManager[object] = Lock()
@@ -73,9 +75,9 @@ class Governor:
             self._costs[key] = RoundCosts(self.sources.draft_ratio if source == 0 else 0.0)
         return self._costs[key]
 
-    def rates(self, greedy: bool, source: int) -> PositionRates:
+    def rates(self, kind: Kind, source: int) -> PositionRates:
         """The acceptance of a class of rows."""
-        key = greedy, source
+        key = kind, source
         if key not in self._rates:
             self._rates[key] = PositionRates()
         return self._rates[key]
@@ -115,18 +117,10 @@ class Governor:
             outcomes: what the rounds showed.
             with_times: whether their seconds count; those of rounds that other code ran do not.
         """
-        labels: dict[tuple[bool, int], list[Label]] = {}
-        plain: dict[tuple[bool, int], list[float]] = {}  # seconds of rounds without drafts
+        labels: dict[tuple[Kind, int], list[Label]] = {}
         for outcome in outcomes:
-            self.now += 1
-            self.probe_credit = min(MOST_CREDIT, self.probe_credit + PROBE_SHARE)
-            self.retry_credit += RETRY_SHARE
-            self.review_credit = min(_MOST_REVIEWS, self.review_credit + REVIEW_SHARE)
-            self.start_credit += START_SHARE
-            if with_times and outcome.is_plain:
-                key = outcome.greedy, len(outcome.rows)
-                plain.setdefault(key, []).append(outcome.total)
-            elif with_times:
+            self._earn(1)
+            if with_times:
                 self._learn_times(outcome)
             if outcome.reviewed:
                 self.compared[outcome.greedy] = self.now
@@ -134,12 +128,32 @@ class Governor:
             if outcome.length:
                 self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
                 for label in outcome.labels(self.now):
-                    labels.setdefault((label.row.greedy, outcome.asked.source), []).append(label)
-        for (greedy, num_rows), totals in plain.items():
+                    labels.setdefault((label.row.kind, outcome.asked.source), []).append(label)
+        for (kind, source), found in labels.items():
+            self._learn_acceptance(kind, source, found)
+
+    def rest(self, greedy: bool, rows: int, seconds: Sequence[float], with_times: bool) -> None:
+        """Learns from consecutive rounds of a batch that drafted nothing. The caller holds the
+        lock.
+
+        Args:
+            greedy: whether all rows are.
+            rows: B.
+            seconds: of each round.
+            with_times: as of :meth:`learn`.
+        """
+        self._earn(len(seconds))
+        if with_times:
             for source in range(len(self.sources.names)):
-                self.costs(greedy, source).observe_plain(num_rows, totals)
-        for (greedy, source), found in labels.items():
-            self._learn_acceptance(greedy, source, found)
+                self.costs(greedy, source).observe_plain(rows, seconds)
+
+    def _earn(self, rounds: int) -> None:
+        """Counts rounds, and what they earn for looks at drafts."""
+        self.now += rounds
+        self.probe_credit = min(MOST_CREDIT, self.probe_credit + rounds * PROBE_SHARE)
+        self.retry_credit += rounds * RETRY_SHARE
+        self.review_credit = min(_MOST_REVIEWS, self.review_credit + rounds * REVIEW_SHARE)
+        self.start_credit += rounds * START_SHARE
 
     def _learn_times(self, outcome: Outcome) -> None:
         num, length = len(outcome.rows), outcome.length
@@ -161,15 +175,15 @@ class Governor:
                 self.costs(outcome.greedy, source).observe(num, 0, 0.0, outcome.total, width=width)
 
     def _learn_review(self, outcome: Outcome) -> None:
-        labels: dict[bool, list[float]] = {}
+        labels: dict[Kind, list[float]] = {}
         for row, found in zip(outcome.rows, outcome.reviewed, strict=True):
-            row.of(0).review(self.rates(row.greedy, 0).odds(1)[0], found, self.now)
-            labels.setdefault(row.greedy, []).extend(found)
-        for greedy, of_class in labels.items():
-            self.rates(greedy, 0).review(of_class, self.now)
+            row.of(0).review(self.rates(row.kind, 0).odds(1)[0], found, self.now)
+            labels.setdefault(row.kind, []).extend(found)
+        for kind, of_class in labels.items():
+            self.rates(kind, 0).review(of_class, self.now)
 
-    def _learn_acceptance(self, greedy: bool, source: int, labels: Sequence[Label]) -> None:
-        of_class = self.rates(greedy, source)
+    def _learn_acceptance(self, kind: Kind, source: int, labels: Sequence[Label]) -> None:
+        of_class = self.rates(kind, source)
         odds = of_class.odds(max([label.length for label in labels]))
         for row, length, accepted, now in labels:
             row.of(source).learn(odds, length, accepted, now)
@@ -195,9 +209,9 @@ class Governor:
             lengths: the draft lengths, ascending from 0.
         """
         costs, most = self.costs(greedy, source), lengths[-1]
-        odds = {each: self.rates(each, source).odds(most) for each in {r.greedy for r in rows}}
+        odds = {each: self.rates(each, source).odds(most) for each in {r.kind for r in rows}}
         survivals = [
-            row.of(source).survival(odds[row.greedy][:limit])
+            row.of(source).survival(odds[row.kind][:limit])
             for row, limit in zip(rows, limits, strict=True)
         ]
         late = costs.catch_up(len(rows), self.behind(source, rows))
@@ -223,9 +237,16 @@ class Governor:
         found: dict[str, list[float]] = {"draft lengths": [float(n) for n in lengths]}
         with self.lock:
             for source, name in enumerate(self.sources.names):
-                odds = self.rates(greedy, source).odds(lengths[-1])
-                found[f"acceptance, {name}"] = list(map(probability, odds))
+                for kind, suffix in _classes(greedy):
+                    odds = self.rates(kind, source).odds(lengths[-1])
+                    found[f"acceptance, {name}{suffix}"] = list(map(probability, odds))
                 costs = self.costs(greedy, source)
                 if not costs.is_empty:
                     found[f"seconds, {name}"] = costs.curve(rows, lengths)
         return found
+
+
+def _classes(greedy: bool) -> list[tuple[Kind, str]]:
+    """The classes of greedy rows, or that of all others, with what tells them apart."""
+    found = [(Kind(greedy), "")]
+    return [*found, (Kind(True, repeats=True), ", repeating")] if greedy else found

@@ -74,11 +74,6 @@ class Outcome:
     resumes: bool
     reviewed: Sequence[Sequence[float]] = ()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the target alone ran, on one token of each row."""
-        return not (self.length or self.reviewed or self.forced)
-
     def labels(self, now: int) -> Iterator[Label]:
         """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
         over or that had forced tokens."""

@@ -20,7 +20,7 @@ _PROBE_AGE = 24
 _RETRY_AGE = 12
 _HOPEFUL = 0.9  # of the best rate, where reviews show acceptance
 _HOPEFUL_AGE, _HOPELESS_AGE = 96, 512
-_EARNED = 0.5  # share of what a retry is expected to cost; the rest is earned before the next one
+_EARNED, _EARNED_LONG = 0.5, 0.7  # share of the cost of a retry that comes first, below and above 1
 _LEAST_LOSS = 0.02
 
 
@@ -77,6 +77,10 @@ class Probes:
                 return tried
         return None
 
+    def wait(self, greedy: bool) -> int:
+        """Rounds until a draft model that is not reviewed may be tried again."""
+        return _RETRY_AGE - (self._governor.now - self._governor.drafted[greedy])
+
     def age(self, option: Option, best: Option, num_rows: int, greedy: bool) -> float:
         """Rounds since an option was measured; where the best one drafts nothing, since anything
         was."""
@@ -102,9 +106,11 @@ class Probes:
         loss = max(min(max(0.0, lost), MOST_CREDIT), _LEAST_LOSS)
         late = option.catch_up * best.rate / best.believed.tokens
         if late:
-            affordable = self._governor.retry_credit >= _EARNED * (loss + late)
+            cost = loss + late
+            earned = _EARNED if cost < 1 else _EARNED_LONG
+            affordable = self._governor.retry_credit >= earned * cost
             if affordable:
-                self.retry = Retry(option, best.believed, loss + late)
+                self.retry = Retry(option, best.believed, cost)
         else:
             affordable = self._governor.probe_credit >= loss
             self._governor.probe_credit -= loss if affordable else 0.0

@@ -12,13 +12,16 @@ So a review yields n labels of acceptance for a single pass of the draft model, 
 one for a pass over what it lacks, a draft, and a wider pass of the target.
 
 Reviews look at committed tokens alone and choose for later rounds, so they bias no output. They
-may take 1 % of the time (``Governor.review_credit``).
+may take 1.25 % of the time (``Governor.review_credit``). Where half of the rows have begun or
+ceased to repeat themselves, a review is due as soon as the credit pays for half of it, unless such
+rows accept next to nothing. Otherwise some credit is left for such a moment, and reviews that take
+longer than a round are seldom: at their price, no schedule finds a change soon.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
@@ -26,10 +29,13 @@ from outrider.engine.governor.outcomes import Asked
 MOST_REVIEWED = 16
 """Most tokens of each row that are compared."""
 
-_LEAST_AGE = 6  # rounds
+_LEAST_AGE = 6.0  # rounds
 _LEAST_LABELS = 6
 _EARNED = 0.5
+_KEPT = {True: 1.0, False: 0.2}  # reviews whose credit is left for rows that change, if greedy
 _AT_MOST = 4.0  # times the share that reviews earn, where credit was saved
+_DEAR_SHARE = 0.004  # of the time, by reviews that take longer than a round
+_HOPELESS = 4.0  # odds against acceptance
 _LEAST_COST = 0.02
 
 
@@ -48,7 +54,7 @@ class Reviews:
         self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int
     ) -> Option | None:
         """The option of drafting nothing, with a review, if one is due and the credit pays for it.
-        Credit that was saved up lets reviews follow each other twice as fast.
+        Credit that was saved up lets reviews follow each other faster.
 
         Args:
             best: the option of drafting nothing.
@@ -56,22 +62,43 @@ class Reviews:
             greedy: whether all rows are.
             reviewable: tokens of each row that would be compared.
         """
-        if reviewable * len(rows) < _LEAST_LABELS or best.believed is None:
+        if self.wait(best, rows, greedy, reviewable) > 0:
             return None
-        governor = self._governor
-        reading = governor.costs(greedy, 0).catch_up(len(rows), governor.behind(0, rows))
-        cost = max(reading / best.believed.seconds, _LEAST_COST)
-        age = governor.now - governor.compared[greedy]
-        if age < max(_LEAST_AGE, cost / (_AT_MOST * REVIEW_SHARE)):
-            return None
-        if governor.review_credit < _EARNED * cost:
-            return None
-        self._cost = cost
+        self._cost = self._cost_of(best, rows, greedy)
         return replace(best, reviews=True)
 
+    def wait(self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int) -> float:
+        """Rounds until a review is due, as far as it is known now; arguments as of :meth:`choose`.
+        Not above 0 where it is due."""
+        if best.believed is None:
+            return float("inf")
+        governor, cost = self._governor, self._cost_of(best, rows, greedy)
+        pause, kept = _LEAST_AGE, 0.0
+        if not self._is_promising(rows):
+            share = _AT_MOST * REVIEW_SHARE if cost < 1 else _DEAR_SHARE
+            pause, kept = max(pause, cost / share), _KEPT[greedy]
+        return max(
+            _LEAST_LABELS / len(rows) - reviewable,
+            pause - (governor.now - governor.compared[greedy]),
+            ((_EARNED + kept) * cost - governor.review_credit) / REVIEW_SHARE,
+        )
+
+    def _is_promising(self, rows: Sequence[RowMemory]) -> bool:
+        """Whether the rows have changed and are now such as sometimes accept."""
+        kinds = {row.kind for row in rows}
+        odds = min([self._governor.rates(kind, 0).odds(1)[0] for kind in kinds])
+        return odds < _HOPELESS and have_changed(rows)
+
+    def _cost_of(self, best: Option, rows: Sequence[RowMemory], greedy: bool) -> float:
+        """Rounds that a review now would take."""
+        assert best.believed is not None
+        governor = self._governor
+        reading = governor.costs(greedy, 0).catch_up(len(rows), governor.behind(0, rows))
+        return max(reading / best.believed.seconds, _LEAST_COST)
+
     def pay(self, asked: Asked, seconds: float) -> None:
-        """Charges a review with the rounds that it took, but no more than twice what was expected,
-        since something else may have delayed it."""
+        """Charges a review with the rounds that it took besides its own, whose seconds are given,
+        but no more than twice what was expected, since something else may have delayed it."""
         assert asked.believed is not None
-        spent = min(seconds / asked.believed.seconds, 2 * self._cost)
+        spent = min(seconds / asked.believed.seconds - 1, 2 * self._cost)
         self._governor.review_credit -= max(spent, _LEAST_COST)
