@@ -7,6 +7,7 @@ from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
+from outrider.core.deferred import Deferred
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
 from outrider.core.draw import draw, draw_distinct
 from outrider.core.ends import Ends
@@ -21,8 +22,10 @@ from outrider.core.protocols import (
     Drafter,
     Model,
     Needs,
+    NodeDistributions,
     ReadHidden,
     ReadsHiddenStates,
+    ReadsNodes,
     ReviewsTokens,
     Scores,
     SequenceState,
@@ -58,6 +61,7 @@ from outrider.core.walk import (
     require_chain,
     walk,
     walk_chain,
+    walk_down,
     walk_tree,
 )
 
@@ -72,6 +76,7 @@ __all__ = [
     "ChecksDrafts",
     "ClosedFormRule",
     "Context",
+    "Deferred",
     "Distribution",
     "Divergence",
     "Draft",
@@ -82,12 +87,14 @@ __all__ = [
     "Lengths",
     "Model",
     "Needs",
+    "NodeDistributions",
     "NodeRule",
     "OutriderError",
     "Overlap",
     "Prefix",
     "ReadHidden",
     "ReadsHiddenStates",
+    "ReadsNodes",
     "ReviewsTokens",
     "Role",
     "Round",
@@ -131,5 +138,6 @@ __all__ = [
     "verify_eagerly",
     "walk",
     "walk_chain",
+    "walk_down",
     "walk_tree",
 ]

@@ -4,13 +4,15 @@ A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *ve
 everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
 per-batch state has them. What a model remembers of a batch is a :class:`SequenceState`.
 
-Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden width.
+Legend: B rows, N nodes, D depth, M scored positions, Q query
+tokens, V vocabulary, H hidden width.
 """
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from outrider.core.capabilities import Capabilities
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
 from outrider.core.lengths import Lengths
+from outrider.core.query_tokens import QueryTokens
 from outrider.core.rng import Stream
 
 
@@ -80,11 +83,36 @@ class SequenceState(CanRollBack, State, Protocol):
         """Makes the sequences what they were when the snapshot was taken."""
 
 
-class Scores(NamedTuple):
-    """The target's logits at every node of a draft, and its last hidden states if requested."""
+@dataclass(frozen=True)
+class Scores:
+    """The target's logits over a draft, and its hidden states if requested.
 
-    logits_BNV: Tensor
-    hidden_BNH: Tensor | None = None
+    Attributes:
+        logits_BQV: at each query token.
+        hidden_BQH: the same.
+        queries: which query token each node has; None where every node is one.
+    """
+
+    logits_BQV: Tensor
+    hidden_BQH: Tensor | None = None
+    queries: QueryTokens | None = None
+
+    @cached_property
+    def logits_BNV(self) -> Tensor:
+        """The logits at every node."""
+        return self.logits_BQV if self.queries is None else self.queries.to_nodes(self.logits_BQV)
+
+    def of_rows(self, choose: Callable[[Tensor], Tensor]) -> "Scores":
+        """Those of some rows, which ``choose`` takes from a tensor of all rows, at every node."""
+        hidden_BNH = self.hidden_BNH
+        return Scores(choose(self.logits_BNV), None if hidden_BNH is None else choose(hidden_BNH))
+
+    @cached_property
+    def hidden_BNH(self) -> Tensor | None:
+        """The hidden states at every node."""
+        if self.hidden_BQH is None or self.queries is None:
+            return self.hidden_BQH
+        return self.queries.to_nodes(self.hidden_BQH)
 
 
 @dataclass(frozen=True)
@@ -242,6 +270,18 @@ class UsesRawLogits(Protocol):
 
     def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits at the draft's nodes."""
+
+
+NodeDistributions = Callable[[Tensor], Tensor]
+"""From one node of each row, (B,), to the target's distributions there, (B, V)."""
+
+
+class ReadsNodes(Protocol):
+    """A verifier that reads the target's distributions at some nodes of a tree only. Compiled
+    programs compute no others where that pays."""
+
+    def verify_at(self, draft: Draft, p_at: NodeDistributions, rng: Stream) -> Verdict:
+        """As ``__call__``, from distributions that are computed when they are asked for."""
 
 
 class ChecksDrafts(Protocol):

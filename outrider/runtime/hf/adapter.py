@@ -271,11 +271,7 @@ class HFModel:
         tokens_BQ = draft.tokens_BN.gather(1, queries.node_BQ)
         nodes = Nodes(queries.ancestors_BQQ, queries.depth_BQ)
         output = self.forward(ForwardBatch(cache, tokens_BQ, nodes, hidden_layers=layers))
-        hidden_BQH = output.hidden_BNH
-        return Scores(
-            queries.to_nodes(output.logits_BNV),
-            None if hidden_BQH is None else queries.to_nodes(hidden_BQH),
-        )
+        return Scores(output.logits_BNV, output.hidden_BNH, queries)
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
         """Keeps the root and the accepted path."""
