@@ -8,6 +8,7 @@ memory in use that belongs to no tensor that Python knows, or more such tensors 
 import ctypes
 import gc
 import os
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,11 +45,11 @@ def _resident_bytes() -> int:
 
 
 def _tensor_bytes() -> int:
-    storages = {
-        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-        for each in gc.get_objects()
-        if issubclass(type(each), torch.Tensor) and each.layout == torch.strided
-    }
+    storages: dict[int, int] = {}
+    for each in gc.get_objects():
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout == torch.strided:
+            with suppress(RuntimeError):  # left over from a trace, without data
+                storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
     return sum(storages.values())
 
 
