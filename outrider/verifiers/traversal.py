@@ -39,7 +39,6 @@ one walk step in all rows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -76,8 +75,6 @@ class Traversal:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        if torch.compiler.is_compiling() and draft.parents is not None:
-            return self.verify_at(draft, partial(at_node, p_BNV), rng)
         share_BN, left_BNV = self.shares(draft, p_BNV)
         node_B = self._accepted(draft, share_BN, rng)
         return self._verdict(draft, node_B, at_node(left_BNV, node_B), rng)

@@ -10,6 +10,7 @@ Legend: B rows, N nodes, Q query tokens, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -59,12 +60,14 @@ class FusedTreeVerification(FusedVerification):
         chooses = logits_BQV.device.type == "cpu" and logits_BQV.shape[2] >= LOOPS_FROM
         if verify_at is not None and chooses:
             verdict = verify_at(draft, target.at, stream)
-            overlap = overlap_down(draft, target.at)
-        else:
-            p_BNV = target.at_all()
+            return *decisions(draft, verdict), *overlap_down(draft, target.at)
+        p_BQV = target.of_queries()
+        p_BNV = target.to_nodes(p_BQV)
+        if verify_at is None:
             verdict = self.verifier(draft, p_BNV, stream)
-            overlap = estimated_overlap(draft, p_BNV)
-        return *decisions(draft, verdict), *overlap
+        else:
+            verdict = verify_at(draft, partial(target.at_node, p_BQV), stream)
+        return *decisions(draft, verdict), *estimated_overlap(draft, p_BNV)
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,22 @@ class QueryDistributions:
 
     def at(self, node_B: Tensor) -> Tensor:
         """The distribution at one node of each row, (B, V)."""
-        query_B = self.query_BN.gather(1, node_B[:, None])[:, 0]
-        z_BV = at_node(self.logits_BQV, query_B)
+        z_BV = self.at_node(self.logits_BQV, node_B)
         return distributions(z_BV[:, None], self.parameters, truncated)[:, 0]
 
-    def at_all(self) -> Tensor:
+    def at_node(self, each_BQV: Tensor, node_B: Tensor) -> Tensor:
+        """What one node of each row has of what query tokens have, (B, V)."""
+        return at_node(each_BQV, self.query_BN.gather(1, node_B[:, None])[:, 0])
+
+    def of_queries(self) -> Tensor:
+        """The distributions of all query tokens, (B, Q, V)."""
+        return distributions(self.logits_BQV, self.parameters, truncated)
+
+    def to_nodes(self, p_BQV: Tensor) -> Tensor:
         """The distributions at all nodes, (B, N, V)."""
-        p_BQV = distributions(self.logits_BQV, self.parameters, truncated)
         V = p_BQV.shape[2]
         return p_BQV.gather(1, self.query_BN[..., None].expand(-1, -1, V))
+
+    def at_all(self) -> Tensor:
+        """The same, computed."""
+        return self.to_nodes(self.of_queries())
