@@ -7,8 +7,7 @@ from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
-from outrider.core.deferred import Deferred
-from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Scores, Verdict
 from outrider.core.draw import draw, draw_distinct
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
@@ -27,7 +26,6 @@ from outrider.core.protocols import (
     ReadsHiddenStates,
     ReadsNodes,
     ReviewsTokens,
-    Scores,
     SequenceState,
     SharesHiddenStates,
     StartsLate,
@@ -40,6 +38,7 @@ from outrider.core.reductions import any_of, argmax
 from outrider.core.repeat import repeat_while, rows_of
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
+    Deferred,
     Overlap,
     Round,
     Verification,

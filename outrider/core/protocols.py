@@ -4,14 +4,12 @@ A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *ve
 everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
 per-batch state has them. What a model remembers of a batch is a :class:`SequenceState`.
 
-Legend: B rows, N nodes, D depth, M scored positions, Q query
-tokens, V vocabulary, H hidden width.
+Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden width.
 """
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -19,9 +17,8 @@ from torch import Tensor
 from outrider.core.bound import Bound
 from outrider.core.capabilities import Capabilities
 from outrider.core.context import Context
-from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Scores, Verdict
 from outrider.core.lengths import Lengths
-from outrider.core.query_tokens import QueryTokens
 from outrider.core.rng import Stream
 
 
@@ -81,38 +78,6 @@ class SequenceState(CanRollBack, State, Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Makes the sequences what they were when the snapshot was taken."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The target's logits over a draft, and its hidden states if requested.
-
-    Attributes:
-        logits_BQV: at each query token.
-        hidden_BQH: the same.
-        queries: which query token each node has; None where every node is one.
-    """
-
-    logits_BQV: Tensor
-    hidden_BQH: Tensor | None = None
-    queries: QueryTokens | None = None
-
-    @cached_property
-    def logits_BNV(self) -> Tensor:
-        """The logits at every node."""
-        return self.logits_BQV if self.queries is None else self.queries.to_nodes(self.logits_BQV)
-
-    def of_rows(self, choose: Callable[[Tensor], Tensor]) -> "Scores":
-        """Those of some rows, which ``choose`` takes from a tensor of all rows, at every node."""
-        hidden_BNH = self.hidden_BNH
-        return Scores(choose(self.logits_BNV), None if hidden_BNH is None else choose(hidden_BNH))
-
-    @cached_property
-    def hidden_BNH(self) -> Tensor | None:
-        """The hidden states at every node."""
-        if self.hidden_BQH is None or self.queries is None:
-            return self.hidden_BQH
-        return self.queries.to_nodes(self.hidden_BQH)
 
 
 @dataclass(frozen=True)

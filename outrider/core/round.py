@@ -4,15 +4,14 @@ Legend: B rows, N nodes, D depth, K emitted tokens (D+1), M positions, V vocabul
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from outrider.core.context import Context, Prefix
 from outrider.core.counts import DraftCounts
-from outrider.core.deferred import Deferred
-from outrider.core.draft import Acceptance, Draft, Verdict
+from outrider.core.draft import Acceptance, Draft, Scores, Verdict
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import (
     Budget,
@@ -20,7 +19,6 @@ from outrider.core.protocols import (
     Model,
     ReadHidden,
     ReadsHiddenStates,
-    Scores,
     SequenceState,
     SharesHiddenStates,
     Verifier,
@@ -30,6 +28,28 @@ from outrider.core.rng import Stream
 BindLogits = Callable[[Tensor], Verifier]
 """``UsesRawLogits.with_raw_logits``, looked up by name: an ``isinstance`` check of a protocol is
 slower."""
+
+
+class Deferred:
+    """A tensor that is computed once, when it is read. Most rounds are asked for few of their
+    results, so what a verification program need not compute is left to the reader.
+
+    Args:
+        compute: depends on nothing that changes between its creation and the reading.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+
+    @classmethod
+    def known(cls, tensor: Tensor) -> "Deferred":
+        """A tensor that is there already."""
+        return cls(lambda: tensor)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The tensor."""
+        return self._compute()
 
 
 class Round(NamedTuple):

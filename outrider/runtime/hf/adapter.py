@@ -17,10 +17,10 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
-from outrider.core.draft import Acceptance, Draft
+from outrider.core.draft import Acceptance, Draft, Scores
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
 from outrider.core.lengths import Lengths
-from outrider.core.protocols import ReadHidden, Scores
+from outrider.core.protocols import ReadHidden
 from outrider.core.round import keep_accepted
 from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec, Nodes
