@@ -13,8 +13,9 @@ in the same repeat: the median, the smallest and the largest.
 
 Rounds: each engine lives for many requests that come and go, and the resident memory of the process
 is recorded by the number of rounds (``benchmarks.memory_rounds``). It includes memory that the
-allocator keeps for later. The row of an engine is kept until it is measured again, so engines can
-run one at a time, each in its own process. Writes JSON and Markdown.
+allocator keeps for later, and KV buffers, which are as long as the batch needs: what is in use
+besides tensors tells filling from growth. The row of an engine is kept until it is measured again,
+so engines can run one at a time, each in its own process. Writes JSON and Markdown.
 """
 
 import json
@@ -159,6 +160,12 @@ def _round_lines(rows: dict[str, Any]) -> list[str]:
         heads += ["largest minus smallest", "slope per 1,000 rounds", "texts"]
         cells = [f"{read[done]:.1f} MiB" for done in shown]
         cells += [f"{row['range']:.1f} MiB", f"{row['slope']:+.1f} KiB", row["texts"]]
+        if "tensors" in row:
+            heads += ["tensors, most in either half", "other in use, first and last"]
+            heads += ["its slope in the second half"]
+            cells += [" and ".join(f"{mib:.1f}" for mib in row["tensors"]) + " MiB"]
+            cells += [" and ".join(f"{mib:.1f}" for mib in row["other"]) + " MiB"]
+            cells += [f"{row['other_slope']:+.1f} KiB"]
         title = f"{name[0].upper()}{name[1:]}"
         lines += ["", *page.header(title, row["about"], row["about"]["note"], level=3)]
         lines += page.table(heads, [cells], left=0)

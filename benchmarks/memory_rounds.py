@@ -1,11 +1,10 @@
 """Resident memory of a process whose engine decodes requests that come and go.
 
 Used by ``benchmarks.memory``. Prompts and outputs have random lengths, so KV buffers grow, shrink
-and are reused.
+and are reused. Growth is therefore looked for in what belongs to no tensor, over the second half of
+the rounds, when caches have filled, and in the most that tensors take in either half.
 """
 
-import gc
-import os
 import random
 import statistics
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
+from benchmarks.memory_in_use import MemoryInUse
 from outrider import Engine, Sampling
 from outrider.runtime import HFModel
 
@@ -104,12 +104,6 @@ def random_model(layers: int, seed: int) -> HFModel:
     return HFModel(module)
 
 
-def resident() -> float:
-    """Resident memory of this process, in MiB."""
-    with open("/proc/self/statm") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def rounds(
     num: int, engine: Engine, sampling: Sampling = SAMPLING, requests: int = 8
 ) -> dict[str, Any]:
@@ -123,11 +117,13 @@ def rounds(
 
     Returns:
         ``resident``: MiB by the number of rounds; ``slope``: their least-squares slope in KiB per
-        thousand rounds; ``range``: the largest minus the smallest, in MiB; ``texts``: the number of
-        finished requests.
+        thousand rounds; ``range``: the largest minus the smallest, in MiB; ``tensors``: the most
+        MiB of tensors in either half of the readings; ``other``: the MiB in use besides, at the
+        first and last reading; ``other_slope``: as ``slope``, of the second half; ``texts``: the
+        number of finished requests.
     """
     first, every = max(1, int(WARM_UP * num)), max(1, int(EVERY * num))
-    found: dict[int, float] = {}
+    found: dict[int, MemoryInUse] = {}
     done = finished = 0
     score = engine.target.score
 
@@ -135,8 +131,7 @@ def rounds(
         nonlocal done
         done += 1
         if first <= done <= num and (done - first) % every == 0:
-            gc.collect()
-            found[done] = resident()
+            found[done] = MemoryInUse.read()
         return score(*arguments)
 
     engine.target.score = counting  # type: ignore[method-assign]
@@ -148,10 +143,20 @@ def rounds(
         lengths = [dice.randint(1, 240) for _ in prompts]
         samplings = [replace(sampling, max_new_tokens=n, ignore_eos=True) for n in lengths]
         finished += len(engine.generate(prompts, samplings))
-    slope = statistics.linear_regression(list(found), list(found.values())).slope
+    resident = {done: each.resident for done, each in found.items()}
+    other = {done: each.other for done, each in found.items()}
+    tensors, half = [each.tensors for each in found.values()], len(found) // 2
     return {
-        "resident": found,
-        "slope": slope * 1024 * 1000,
-        "range": max(found.values()) - min(found.values()),
+        "resident": resident,
+        "slope": _slope(resident),
+        "range": max(resident.values()) - min(resident.values()),
+        "tensors": [max(tensors[:half]), max(tensors[half:])],
+        "other": [other[min(other)], other[max(other)]],
+        "other_slope": _slope(dict(list(other.items())[half:])),
         "texts": finished,
     }
+
+
+def _slope(read: dict[int, float]) -> float:
+    """The least-squares slope of MiB by rounds, in KiB per thousand rounds."""
+    return statistics.linear_regression(list(read), list(read.values())).slope * 1024 * 1000

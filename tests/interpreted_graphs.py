@@ -71,7 +71,8 @@ def untraced(each: nn.Module) -> Program:
 
 def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]) -> list[Any]:
     """The inputs of a rule's program as its module takes them."""
-    end = 3 + (each.kind.tree_shape is not None) + each.kind.with_drawn_probs
+    of_tree = (each.kind.tree_shape is not None) + each.reads_queries
+    end = 3 + of_tree + each.kind.with_drawn_probs
     first = [inputs[0], inputs[1:end]]
     if not isinstance(each, FusedVerification):
         return [*first, *inputs[end:]]

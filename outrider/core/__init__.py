@@ -7,7 +7,7 @@ from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
-from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Scores, Verdict
 from outrider.core.draw import draw, draw_distinct
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
@@ -21,11 +21,12 @@ from outrider.core.protocols import (
     Drafter,
     Model,
     Needs,
+    NodeDistributions,
     ReadHidden,
     ReadsHiddenStates,
+    ReadsNodes,
     RemembersOutputs,
     ReviewsTokens,
-    Scores,
     SequenceState,
     SharesHiddenStates,
     StartsLate,
@@ -38,6 +39,7 @@ from outrider.core.reductions import any_of, argmax
 from outrider.core.repeat import repeat_while, rows_of
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
+    Deferred,
     Overlap,
     Round,
     Verification,
@@ -59,6 +61,7 @@ from outrider.core.walk import (
     require_chain,
     walk,
     walk_chain,
+    walk_down,
     walk_tree,
 )
 
@@ -73,6 +76,7 @@ __all__ = [
     "ChecksDrafts",
     "ClosedFormRule",
     "Context",
+    "Deferred",
     "Distribution",
     "Divergence",
     "Draft",
@@ -83,12 +87,14 @@ __all__ = [
     "Lengths",
     "Model",
     "Needs",
+    "NodeDistributions",
     "NodeRule",
     "OutriderError",
     "Overlap",
     "Prefix",
     "ReadHidden",
     "ReadsHiddenStates",
+    "ReadsNodes",
     "RemembersOutputs",
     "ReviewsTokens",
     "Role",
@@ -133,5 +139,6 @@ __all__ = [
     "verify_eagerly",
     "walk",
     "walk_chain",
+    "walk_down",
     "walk_tree",
 ]

@@ -1,10 +1,11 @@
 """The nouns that travel between drafter, verifier and commit.
 
 Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D drafted tokens (N-1,
-which is also the greatest possible depth), K emitted tokens (D+1), V vocabulary.
+which is also the greatest possible depth), K emitted tokens (D+1), Q query tokens, V vocabulary, H
+hidden width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -193,6 +194,38 @@ class Draft:
         return QueryTokens.one_per_path(
             self.tokens_BN, self.mask_BN, self.ancestors_BNN, self.depth_BN
         )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The target's logits over a draft, and its hidden states if requested.
+
+    Attributes:
+        logits_BQV: at each query token.
+        hidden_BQH: the same.
+        queries: which query token each node has; None where every node is one.
+    """
+
+    logits_BQV: Tensor
+    hidden_BQH: Tensor | None = None
+    queries: QueryTokens | None = None
+
+    @cached_property
+    def logits_BNV(self) -> Tensor:
+        """The logits at every node."""
+        return self.logits_BQV if self.queries is None else self.queries.to_nodes(self.logits_BQV)
+
+    def of_rows(self, choose: Callable[[Tensor], Tensor]) -> "Scores":
+        """Those of some rows, which ``choose`` takes from a tensor of all rows, at every node."""
+        hidden_BNH = self.hidden_BNH
+        return Scores(choose(self.logits_BNV), None if hidden_BNH is None else choose(hidden_BNH))
+
+    @cached_property
+    def hidden_BNH(self) -> Tensor | None:
+        """The hidden states at every node."""
+        if self.hidden_BQH is None or self.queries is None:
+            return self.hidden_BQH
+        return self.queries.to_nodes(self.hidden_BQH)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Verdict
+from outrider.core.protocols import NodeDistributions
 from outrider.core.reductions import any_of
+from outrider.core.repeat import LoopState, repeat_while
 from outrider.core.round import Overlap
+from outrider.core.walk import at_node
 
 
 def estimated_overlap(draft: Draft, p_BNV: Tensor) -> Overlap:
@@ -72,6 +75,54 @@ def overlap_by_depth(draft: Draft, ratio_BD: Tensor, estimate_BD: Tensor | None 
         zeros_BD.scatter_add(1, depth_BD, reached_BD),
         zeros_BD.scatter_add(1, depth_BD, overlap_BD),
     )
+
+
+def overlap_down(draft: Draft, p_at: NodeDistributions) -> Overlap:
+    """As :func:`estimated_overlap`, of trees that no search found, node by node down the first
+    children: no other distributions are asked for."""
+    B, D = draft.tokens_BN.shape[0], draft.num_nodes - 1
+    step_D = torch.arange(D, device=draft.tokens_BN.device)
+    parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)
+
+    def first_child(node_B: Tensor) -> tuple[Tensor, Tensor]:
+        is_child_BN = parents_BN == node_B[:, None]
+        return any_of(is_child_BN), is_child_BN.int().argmax(1)
+
+    def some_row_goes_on(_: Tensor, reached_B: Tensor, *__: Tensor) -> Tensor:
+        return any_of(reached_B > 0)
+
+    def descend(
+        node_B: Tensor, reached_B: Tensor, step: Tensor, reached_BD: Tensor, overlap_BD: Tensor
+    ) -> LoopState:
+        _, child_B = first_child(node_B)
+        x_B1 = draft.tokens_BN.gather(1, child_B[:, None])
+        ratio_B = p_at(node_B).gather(1, x_B1)[:, 0]
+        if draft.drawn_probs_BN is not None:
+            ratio_B = ratio_B / draft.drawn_probs_BN.gather(1, child_B[:, None])[:, 0]
+        elif draft.probs_BNV is not None:
+            ratio_B = ratio_B / at_node(draft.probs_BNV, node_B).gather(1, x_B1)[:, 0]
+        here_BD = (step_D == step) & (reached_B > 0)[:, None]
+        overlap_B = reached_B * ratio_B.clamp(max=1).to(reached_B.dtype)
+        reached_BD = torch.where(here_BD, reached_B[:, None], reached_BD)
+        overlap_BD = torch.where(here_BD, overlap_B[:, None], overlap_BD)
+        has_child_B, _ = first_child(child_B)
+        goes_on_B = (reached_B > 0) & has_child_B
+        return child_B, torch.where(goes_on_B, overlap_B, 0.0), step + 1, reached_BD, overlap_BD
+
+    root_B = torch.zeros(B, dtype=torch.int64, device=draft.tokens_BN.device)
+    has_child_B, _ = first_child(root_B)
+    none_BD = torch.zeros(B, D, device=draft.tokens_BN.device)
+    state = root_B, has_child_B.float(), root_B.new_zeros(()), none_BD, none_BD.clone()
+    return Overlap(*repeat_while(some_row_goes_on, descend, state)[3:])
+
+
+def accepted_nodes(draft: Draft, verdict: Verdict) -> Tensor:
+    """1 for drafted nodes on the accepted path, else 0, (B, D): r of each where a lossless rule
+    verified by the argmax."""
+    step_D = torch.arange(verdict.path_BD.shape[1], device=verdict.path_BD.device)
+    on_path_BD = (step_D < verdict.num_accepted_B[:, None]).float()
+    accepted_BN = torch.zeros(draft.tokens_BN.shape, device=on_path_BD.device)
+    return accepted_BN.scatter_reduce(1, verdict.path_BD, on_path_BD, "amax")[:, 1:]
 
 
 def _on_first_path(draft: Draft) -> Tensor:

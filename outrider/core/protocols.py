@@ -10,14 +10,14 @@ Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden wid
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.bound import Bound
 from outrider.core.capabilities import Capabilities
 from outrider.core.context import Context
-from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Scores, Verdict
 from outrider.core.lengths import Lengths
 from outrider.core.rng import Stream
 
@@ -78,13 +78,6 @@ class SequenceState(CanRollBack, State, Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Makes the sequences what they were when the snapshot was taken."""
-
-
-class Scores(NamedTuple):
-    """The target's logits at every node of a draft, and its last hidden states if requested."""
-
-    logits_BNV: Tensor
-    hidden_BNH: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +243,18 @@ class UsesRawLogits(Protocol):
 
     def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits at the draft's nodes."""
+
+
+NodeDistributions = Callable[[Tensor], Tensor]
+"""From one node of each row, (B,), to the target's distributions there, (B, V)."""
+
+
+class ReadsNodes(Protocol):
+    """A verifier that reads the target's distributions at some nodes of a tree only. Compiled
+    programs compute no others where that pays."""
+
+    def verify_at(self, draft: Draft, p_at: NodeDistributions, rng: Stream) -> Verdict:
+        """As ``__call__``, from distributions that are computed when they are asked for."""
 
 
 class ChecksDrafts(Protocol):

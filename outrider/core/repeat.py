@@ -34,6 +34,21 @@ def repeat_while(
     return state
 
 
+def apply_if(condition: Tensor, step: Callable[..., LoopState], state: LoopState) -> LoopState:
+    """Applies ``step`` where ``condition``, a boolean tensor of one number, is true: in a traced
+    program, a loop of no or one step. Arguments as of :func:`repeat_while`."""
+    if not torch.compiler.is_compiling():
+        return step(*state) if condition else state
+
+    def is_open(done: Tensor, *_: Tensor) -> Tensor:
+        return ~done
+
+    def once(done: Tensor, *state: Tensor) -> LoopState:
+        return torch.ones_like(done), *step(*state)
+
+    return repeat_while(is_open, once, (~condition, *state))[1:]
+
+
 def rows_of(open_B: Tensor) -> Tensor:
     """The rows that a step has to work on, for ``open_B`` (B,): in a traced program, whose shapes
     do not depend on numbers, all of them. The caller keeps what the others have."""

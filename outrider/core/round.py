@@ -4,14 +4,14 @@ Legend: B rows, N nodes, D depth, K emitted tokens (D+1), M positions, V vocabul
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from outrider.core.context import Context, Prefix
 from outrider.core.counts import DraftCounts
-from outrider.core.draft import Acceptance, Draft, Verdict
+from outrider.core.draft import Acceptance, Draft, Scores, Verdict
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import (
     Budget,
@@ -19,7 +19,6 @@ from outrider.core.protocols import (
     Model,
     ReadHidden,
     ReadsHiddenStates,
-    Scores,
     SequenceState,
     SharesHiddenStates,
     Verifier,
@@ -31,6 +30,28 @@ BindLogits = Callable[[Tensor], Verifier]
 slower."""
 
 
+class Deferred:
+    """A tensor that is computed once, when it is read. Most rounds are asked for few of their
+    results, so what a verification program need not compute is left to the reader.
+
+    Args:
+        compute: depends on nothing that changes between its creation and the reading.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+
+    @classmethod
+    def known(cls, tensor: Tensor) -> "Deferred":
+        """A tensor that is there already."""
+        return cls(lambda: tensor)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The tensor."""
+        return self._compute()
+
+
 class Round(NamedTuple):
     """Everything a round decided, still on the device and not yet committed.
 
@@ -38,11 +59,11 @@ class Round(NamedTuple):
         proposed: the drafter's draft, over which the target has run.
         draft: the draft that was verified: ``proposed`` without the nodes after an end token.
         scores: the target's raw logits at the nodes.
-        p_BNV: the input of the verifier: the target distributions, or the target's warped logits
-            if the verifier needs no distributions.
+        p: the input of the verifier: the target distributions, or the target's warped logits if
+            the verifier needs no distributions. :attr:`p_BNV` reads it.
         verdict: what was accepted.
         emitted_BK: the emitted tokens; row b emits its first ``num_accepted + 1``.
-        verified_by_logits: whether ``p_BNV`` holds logits instead of distributions.
+        verified_by_logits: whether ``p`` holds logits instead of distributions.
         overlap: estimates of α from this draft, if the verification computed them.
         dead_BN: at which nodes sampling parameters and processors left no token to sample; None if
             the distribution does not report any.
@@ -52,13 +73,18 @@ class Round(NamedTuple):
     proposed: Draft
     draft: Draft
     scores: Scores
-    p_BNV: Tensor
+    p: Deferred
     verdict: Verdict
     emitted_BK: Tensor
     verified_by_logits: bool
     overlap: "Overlap | None" = None
     dead_BN: Tensor | None = None
     counts: DraftCounts | None = None
+
+    @property
+    def p_BNV(self) -> Tensor:
+        """The input of the verifier at every node."""
+        return self.p.value
 
 
 class Overlap(NamedTuple):
@@ -78,19 +104,24 @@ class Verification(NamedTuple):
     """The result of verifying a draft; attributes as in :class:`Round`."""
 
     draft: Draft
-    p_BNV: Tensor
+    p: Deferred
     verdict: Verdict
     emitted_BK: Tensor
     overlap: Overlap | None = None
     dead_BN: Tensor | None = None
     counts: DraftCounts | None = None
 
+    @property
+    def p_BNV(self) -> Tensor:
+        """The input of the verifier at every node."""
+        return self.p.value
+
 
 class VerificationExecutor(Protocol):
     """Applies a verification rule to a draft: eagerly, or as a compiled program."""
 
     def __call__(
-        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+        self, verifier: Verifier, draft: Draft, scores: Scores, context: Context, rng: Stream
     ) -> Verification:
         """Warps the target's logits, verifies the draft, and collects the emitted tokens."""
 
@@ -137,13 +168,13 @@ def run_round(
     rng = context.rng
     proposed = drafter.propose(state, context, budget, rng)
     scores = target.score(cache, proposed)
-    found = (verification or verify_eagerly)(verifier, proposed, scores.logits_BNV, context, rng)
+    found = (verification or verify_eagerly)(verifier, proposed, scores, context, rng)
     by_logits = verifier.needs != "distribution"
     return Round(
         proposed,
         found.draft,
         scores,
-        found.p_BNV,
+        found.p,
         found.verdict,
         found.emitted_BK,
         by_logits,
@@ -187,7 +218,7 @@ def keep_accepted(state: SequenceState, draft: Draft, verdict: Acceptance) -> No
 
 
 def verify_eagerly(
-    verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+    verifier: Verifier, draft: Draft, scores: Scores, context: Context, rng: Stream
 ) -> Verification:
     """Verifies any draft by any rule, in eager mode.
 
@@ -200,12 +231,12 @@ def verify_eagerly(
         context.distribution if verifier.needs == "distribution" else context.distribution.logits
     )
     prefix = Prefix.of_draft(context, draft)
-    p_BNV = distribution(logits_BNV, prefix)
+    p_BNV = distribution(scores.logits_BNV, prefix)
     bind: BindLogits | None = getattr(verifier, "with_raw_logits", None)
     if bind is not None:
-        verifier = bind(logits_BNV)
-    verdict = verifier(draft, p_BNV, rng)
-    return Verification(draft, p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
+        verifier = bind(scores.logits_BNV)
+    verdict, p = verifier(draft, p_BNV, rng), Deferred.known(p_BNV)
+    return Verification(draft, p, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

@@ -10,6 +10,8 @@ children it is SpecInfer's multi-step speculative sampling (Miao et al., Algorit
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,8 +21,14 @@ from outrider.core.chain import cached_arange, chain_tensors
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
+from outrider.core.protocols import NodeDistributions
 from outrider.core.reductions import any_of
+from outrider.core.repeat import LoopState, apply_if, repeat_while
 from outrider.core.rng import Role, Stream
+
+LOOPS_FROM = 8192
+"""The size of a vocabulary from which a program reads which distributions a walk needs. Each step
+of a program's loop takes some microseconds, in which smaller distributions are computed."""
 
 
 class NodeRule(Protocol):
@@ -105,41 +113,84 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
 
 
 def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+    """Verifies trees whose target distributions are known at all nodes: see :func:`walk_down`."""
+    return walk_down(rule, draft, partial(at_node, p_BNV), rng)
+
+
+def walk_down(rule: NodeRule, draft: Draft, p_at: NodeDistributions, rng: Stream) -> Verdict:
     """Each row verifies the children of its current node in index order and descends where one is
-    accepted. The number of steps is that of the longest walk, not the number of nodes."""
+    accepted. The number of steps is that of the longest walk, not the number of nodes, and only the
+    distributions of the nodes that a row descends to are asked for.
+
+    Devices other than a CPU, and programs for small vocabularies, take each step that a walk can
+    have and each part of it: reading whether it is needed would cost more.
+    """
     B, N = draft.tokens_BN.shape
-    # on other devices reading a number costs more than it can save, and programs read none
-    synchronises = p_BNV.device.type == "cpu" and not torch.compiler.is_compiling()
     u_BN = torch.nn.functional.pad(rng.uniform(Role.ACCEPT, max(N - 1, 1)), (1, 0))
-    node_N = torch.arange(N, device=p_BNV.device)
+    node_N = torch.arange(N, device=draft.tokens_BN.device)
     parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)
-    node_B = last_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
-    p_BV = p_BNV[:, 0]
-    q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
-    for _ in range(draft.walk_length_bound):
+    root_B = torch.zeros(B, dtype=torch.int64, device=draft.tokens_BN.device)
+    p_BV, q_BNV = p_at(root_B), draft.probs_BNV
+    loops = p_BV.device.type == "cpu"
+    if torch.compiler.is_compiling():
+        loops = loops and p_BV.shape[1] >= LOOPS_FROM
+    when = apply_if if loops else _apply
+
+    def child_of(node_B: Tensor, last_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether a node has a child after the last one verified, and the first of them."""
         is_next_BN = (parents_BN == node_B[:, None]) & (node_N > last_B[:, None])
-        reached_B, child_B = any_of(is_next_BN), is_next_BN.int().argmax(1)
-        if synchronises and not reached_B.any():
-            break
+        return any_of(is_next_BN), is_next_BN.int().argmax(1)
+
+    def some_row_goes_on(reaches_B: Tensor, *_: Tensor) -> Tensor:
+        return any_of(reaches_B)
+
+    def verify(
+        reaches_B: Tensor, child_B: Tensor, node_B: Tensor, p_BV: Tensor, *q: Tensor
+    ) -> LoopState:
         x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]
         u_B = u_BN.gather(1, child_B[:, None])[:, 0]
-        accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_B)
-        rejected_B = reached_B & ~accepted_B
-        if not synchronises or rejected_B.any():
-            left_BV, left_q_BV = rule.reject(p_BV, q_BV, x_B)
-            left_BV = _normalise(_or_target(left_BV, p_BV))
-            p_BV = torch.where(rejected_B[:, None], left_BV, p_BV)
-            if q_BV is not None and left_q_BV is not None:
-                q_BV = torch.where(rejected_B[:, None], left_q_BV, q_BV)
-        if not synchronises or accepted_B.any():
-            p_BV = torch.where(accepted_B[:, None], at_node(p_BNV, child_B), p_BV)
-            if q_BV is not None and draft.probs_BNV is not None:
-                q_BV = torch.where(accepted_B[:, None], at_node(draft.probs_BNV, child_B), q_BV)
+        accepted_B = reaches_B & rule.accept(p_BV, q[0] if q else None, x_B, u_B)
+        rejected_B = reaches_B & ~accepted_B
+
+        def stay(p_BV: Tensor, *q: Tensor) -> LoopState:
+            left_BV, left_q_BV = rule.reject(p_BV, q[0] if q else None, x_B)
+            mass_B1 = left_BV.sum(-1, keepdim=True)
+            left_BV = torch.where(mass_B1 > 0, left_BV / mass_B1, p_BV)  # rounding may leave none
+            left = left_BV, *(() if left_q_BV is None else (left_q_BV,))
+            return _chosen(rejected_B, left, (p_BV, *q))
+
+        def descend(p_BV: Tensor, *q: Tensor) -> LoopState:
+            below = p_at(child_B), *(() if q_BNV is None else (at_node(q_BNV, child_B),))
+            return _chosen(accepted_B, below, (p_BV, *q))
+
+        distributions = when(any_of(rejected_B), stay, (p_BV, *q))
+        distributions = when(any_of(accepted_B), descend, distributions)
         node_B = torch.where(accepted_B, child_B, node_B)
-        last_B = torch.where(reached_B, child_B, last_B)
+        reaches_next_B, next_B = child_of(node_B, child_B)
+        return reaches_B & reaches_next_B, next_B, node_B, *distributions
+
+    q = () if q_BNV is None else (at_node(q_BNV, root_B),)
+    state: LoopState = (*child_of(root_B, root_B), root_B, p_BV, *q)
+    if loops:
+        state = repeat_while(some_row_goes_on, verify, state)
+    else:
+        for _ in range(draft.walk_length_bound):
+            state = verify(*state)
+    _, _, node_B, p_BV, *_ = state
     num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
     return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
+
+
+def _apply(_: Tensor, step: Callable[..., LoopState], state: LoopState) -> LoopState:
+    return step(*state)
+
+
+def _chosen(rows_B: Tensor, there: LoopState, elsewhere: LoopState) -> LoopState:
+    """Distributions of these rows, and those of the others; what is not there stays."""
+    pairs = zip(there, elsewhere, strict=False)
+    chosen = tuple(torch.where(rows_B[:, None], one_BV, other_BV) for one_BV, other_BV in pairs)
+    return *chosen, *elsewhere[len(there) :]
 
 
 def path_to(draft: Draft, node_B: Tensor) -> Tensor:

@@ -208,10 +208,7 @@ class WithinContext:
             return
         assert state.draft is not None
         if not state.has_all:
-            hidden_BNH = scores.hidden_BNH
-            scores = Scores(
-                state.of(scores.logits_BNV), None if hidden_BNH is None else state.of(hidden_BNH)
-            )
+            scores = scores.of_rows(state.of)
             accepted = verdict.num_accepted.keep(state.rows)
             verdict = Verdict(
                 state.of(verdict.path_BD), accepted.device_B, state.of(verdict.next_token_B)

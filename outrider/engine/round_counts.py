@@ -31,9 +31,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Overlap, Round, Verdict, argmax
+from outrider.core import Draft, Overlap, Round, argmax
 from outrider.core.counts import DraftCounts
-from outrider.core.overlap import estimated_overlap, overlap_by_depth
+from outrider.core.overlap import accepted_nodes, estimated_overlap, overlap_by_depth
 
 Line = list[list[float]]
 """A row's numbers, block by block."""
@@ -125,18 +125,10 @@ def overlap_of(round_: Round, lossless: bool) -> Overlap | None:
     if not round_.verified_by_logits:
         return estimated_overlap(draft, round_.p_BNV)
     if lossless:
-        return overlap_by_depth(draft, _accepted(draft, round_.verdict))
+        return overlap_by_depth(draft, accepted_nodes(draft, round_.verdict))
     parents_BD = draft.parents_BN[:, 1:].clamp(min=0)
     hits_BD = argmax(round_.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
     return overlap_by_depth(draft, hits_BD.to(round_.p_BNV.dtype))
-
-
-def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
-    """1 for drafted nodes on the accepted path, else 0, (B, D)."""
-    step_D = torch.arange(verdict.path_BD.shape[1], device=verdict.path_BD.device)
-    on_path_BD = (step_D < verdict.num_accepted_B[:, None]).float()
-    accepted_BN = torch.zeros(draft.tokens_BN.shape, device=on_path_BD.device)
-    return accepted_BN.scatter_reduce(1, verdict.path_BD, on_path_BD, "amax")[:, 1:]
 
 
 def _is_plain(draft: Draft) -> bool:

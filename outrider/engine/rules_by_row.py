@@ -16,7 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Bound, Draft, Drawn, Needs, Round, Stream, Verdict, Verifier
+from outrider.core import (
+    Bound,
+    Deferred,
+    Draft,
+    Drawn,
+    Needs,
+    Round,
+    Stream,
+    Verdict,
+    Verifier,
+)
 from outrider.engine.measured_divergence import measured_divergence
 
 
@@ -76,9 +86,8 @@ class RulesByRow:
         found_BDM = None
         for rule, rows in self.rows.items():
             index_R = torch.tensor(rows, device=round_.p_BNV.device)
-            part = round_._replace(
-                draft=rows_of(round_.draft, index_R), p_BNV=round_.p_BNV[index_R]
-            )
+            p_RNV = round_.p_BNV[index_R]
+            part = round_._replace(draft=rows_of(round_.draft, index_R), p=Deferred.known(p_RNV))
             found_RDM = measured_divergence(part, rule)
             if found_RDM is None:
                 continue

@@ -23,7 +23,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outrider.core import LOSSLESS, Bound, Draft, Drawn, Needs, Stream, Verdict, walk
+from outrider.core import (
+    LOSSLESS,
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    NodeDistributions,
+    Stream,
+    Verdict,
+    walk,
+    walk_down,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,10 @@ class Rejection:
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return walk(self, draft, p_BNV, rng)
+
+    def verify_at(self, draft: Draft, p_at: NodeDistributions, rng: Stream) -> Verdict:
+        """As ``ReadsNodes``: a walk reads the nodes that it descends to."""
+        return walk_down(self, draft, p_at, rng)
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """``u q(x) < p(x)``, strictly, so that a token of target probability zero is never

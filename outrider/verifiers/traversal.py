@@ -50,6 +50,7 @@ from outrider.core import (
     Draft,
     Drawn,
     Needs,
+    NodeDistributions,
     Role,
     Stream,
     Verdict,
@@ -74,23 +75,19 @@ class Traversal:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        N = draft.num_nodes
-        by_node = torch.compiler.is_compiling() and draft.parents is not None
-        left: Mapping[int, Tensor] = {}
-        if by_node:
-            share_BN, left = self.shares_by_node(draft, p_BNV)
-        else:
-            share_BN, p_BNV = self.shares(draft, p_BNV)
-        u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))[:, : N - 1]
-        passes_BN = torch.nn.functional.pad(u_BD < share_BN[:, 1:], (1, 0), value=True)
-        node_B = first_of_traversal(draft, passes_BN & draft.mask_BN)
+        share_BN, left_BNV = self.shares(draft, p_BNV)
+        node_B = self._accepted(draft, share_BN, rng)
+        return self._verdict(draft, node_B, at_node(left_BNV, node_B), rng)
 
-        probs_BV = at_node(p_BNV, node_B)
+    def verify_at(self, draft: Draft, p_at: NodeDistributions, rng: Stream) -> Verdict:
+        """As ``ReadsNodes``, for trees of one shape: reads the nodes that have children, and the
+        accepted one."""
+        share_BN, left = self.shares_by_node(draft, p_at)
+        node_B = self._accepted(draft, share_BN, rng)
+        probs_BV = p_at(node_B)
         for node, left_BV in left.items():
             probs_BV = torch.where((node_B == node)[:, None], left_BV, probs_BV)
-        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
-        num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
-        return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
+        return self._verdict(draft, node_B, probs_BV, rng)
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         """a and p of each node after all its children were dropped, (B, N) and (B, N, V).
@@ -119,16 +116,18 @@ class Traversal:
                 q_XV[above_Y] = next_q_YV
         return share_X.view(B, N), probs_XV.view_as(p_BNV)
 
-    def shares_by_node(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
+    def shares_by_node(
+        self, draft: Draft, p_at: NodeDistributions
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """As :meth:`shares`, for trees of one shape: a of each node, (B, N), and p of those that
         have children, (B, V) each; that of the others is the target's."""
         parents = draft.parents
         assert parents is not None
         rule = Distinct() if draft.drawn == "distinct" else Rejection()
-        is_inner = set(parents[1:])
-        p = {node: p_BNV[:, node] for node in is_inner}
+        B, device = draft.tokens_BN.shape[0], draft.tokens_BN.device
+        p = {node: p_at(torch.full((B,), node, device=device)) for node in set(parents[1:])}
         q = {node: None if draft.probs_BNV is None else draft.probs_BNV[:, node] for node in p}
-        one_B = torch.ones(p_BNV.shape[0], dtype=_wide(p_BNV), device=p_BNV.device)
+        one_B = torch.ones(B, dtype=_wide(p[0]), device=device)
         share = [one_B] * len(parents)
         for child, above in enumerate(parents[1:], 1):  # after its parent and its elder siblings
             exists_B, x_B = draft.mask_BN[:, child], draft.tokens_BN[:, child]
@@ -142,6 +141,18 @@ class Traversal:
             if q_BV is not None and next_q_BV is not None and draft.drawn == "distinct":
                 q[above] = torch.where(exists_B[:, None], next_q_BV, q_BV)
         return torch.stack(share, 1), p
+
+    def _accepted(self, draft: Draft, share_BN: Tensor, rng: Stream) -> Tensor:
+        """The accepted node of each row, (B,)."""
+        N = draft.num_nodes
+        u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))[:, : N - 1]
+        passes_BN = torch.nn.functional.pad(u_BD < share_BN[:, 1:], (1, 0), value=True)
+        return first_of_traversal(draft, passes_BN & draft.mask_BN)
+
+    def _verdict(self, draft: Draft, node_B: Tensor, probs_BV: Tensor, rng: Stream) -> Verdict:
+        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
+        return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
 
     def _dropped(
         self,

@@ -6,6 +6,7 @@ import torch
 from tiny_models import ragged_prompts, tiny
 
 from benchmarks.memory import BUFFERS, KINDS, error, markdown
+from benchmarks.memory_in_use import MemoryInUse
 from benchmarks.memory_rounds import bounded, rounds
 
 
@@ -21,7 +22,24 @@ def test_memory_is_recorded_after_a_tenth_of_the_rounds() -> None:
     assert list(found["resident"]) == list(range(2, 21))
     assert min(found["resident"].values()) > 10
     assert found["range"] >= 0
+    assert min(found["tensors"]) > 0
+    assert min(found["other"]) > 0
     assert found["texts"] == 8
+
+
+def test_tensors_are_told_from_other_memory() -> None:
+    before = MemoryInUse.read()
+    kept = torch.zeros(2**22)  # 16 MiB
+    views = [kept[1:], kept.view(2, -1)]
+    with_tensor = MemoryInUse.read()
+    assert len(views) == 2
+    assert abs(with_tensor.tensors - before.tensors - 16) < 0.1
+    assert abs(with_tensor.other - before.other) < 1
+    raw = bytearray(2**24)
+    with_bytes = MemoryInUse.read()
+    assert len(raw) == 2**24
+    assert abs(with_bytes.tensors - with_tensor.tensors) < 0.1
+    assert abs(with_bytes.other - with_tensor.other - 16) < 1
 
 
 def test_the_page_shows_the_measurements() -> None:
@@ -40,6 +58,7 @@ def test_the_page_shows_the_measurements() -> None:
     buffers = {"dtype": "float32", "texts": 2, "tokens": 200, "timed": 2, "repeats": 3}
     read = {str(done): 400 + done / 10_000 for done in range(1_000, 10_001, 500)}
     rounds_row = {"resident": read, "slope": -0.25, "range": 0.9, "texts": 9}
+    rounds_row |= {"tensors": [5.5, 6.5], "other": [70.25, 70.5], "other_slope": 0.5}
     page = markdown(
         {
             BUFFERS: buffers
@@ -52,4 +71,5 @@ def test_the_page_shows_the_measurements() -> None:
     assert "Command: `A`" in page
     assert "### A pair\n\nx, x, x threads, torch x; x\n\nCommand: `B`" in page
     assert "| 1,000 rounds | 4,000 rounds | 7,000 rounds | 10,000 rounds | largest minus" in page
-    assert "| 400.1 MiB | 400.4 MiB | 400.7 MiB | 401.0 MiB | 0.9 MiB | -0.2 KiB | 9 |" in page
+    assert "| 400.1 MiB | 400.4 MiB | 400.7 MiB | 401.0 MiB | 0.9 MiB | -0.2 KiB | 9 | 5.5" in page
+    assert "| 5.5 and 6.5 MiB | 70.2 and 70.5 MiB | +0.5 KiB |" in page

@@ -6,7 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import Draft, Role, Stream, draw, path_to, row_keys, walk_chain, walk_tree
+from outrider.core import (
+    Draft,
+    Role,
+    Stream,
+    at_node,
+    draw,
+    path_to,
+    row_keys,
+    walk_chain,
+    walk_down,
+    walk_tree,
+)
 from outrider.verifiers import Distinct, Greedy, Rejection
 
 
@@ -119,6 +130,23 @@ def test_walk_tree_equals_a_walk_node_by_node(seed, B, N, V, drawn, zeros):
     assert decisions(walk_tree(rule, draft, p_BNV, rng), draft) == plain
     known = replace(draft, max_walk_length=int(draft.walk_step_BN.max()))
     assert decisions(walk_tree(rule, known, p_BNV, rng), known) == plain
+
+
+def test_a_walk_asks_only_for_the_nodes_that_it_reaches() -> None:
+    """The root, and one node per accepted token, of each row that still walks."""
+    for seed in range(40):
+        draft, p_BNV, rng = random_tree(seed, 1, 12, 4, "iid", 0.0)
+        asked = []
+
+        def p_at(node_B, p_BNV=p_BNV, asked=asked):
+            asked.append(int(node_B))
+            return at_node(p_BNV, node_B)
+
+        verdict = walk_down(Rejection(), draft, p_at, rng)
+        assert decisions(verdict, draft) == decisions(
+            walk_tree(Rejection(), draft, p_BNV, rng), draft
+        )
+        assert asked == [0, *verdict.path_BD[0, : int(verdict.num_accepted_B)].tolist()]
 
 
 def test_walk_step_counts_the_nodes_visited_before():

@@ -5,7 +5,7 @@ Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -16,8 +16,8 @@ from tiny_models import engine_of, full_logits, tiny_module
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Drawn, Ends
-from outrider.core.overlap import estimated_overlap
+from outrider.core import Budget, Context, Draft, Drawn, Ends, at_node
+from outrider.core.overlap import estimated_overlap, overlap_down
 from outrider.runtime import HFModel
 from outrider.testing import SoftmaxDistribution, ToyDrafter, ToyModel
 
@@ -98,6 +98,19 @@ def test_the_estimate_is_unbiased(
     found = estimated_overlap(ends.cut(draft), p_BNV)
     sums = [float((chance_B * x_BD.sum(1)).sum()) for x_BD in (found.overlap_BD, found.reached_BD)]
     assert sums == pytest.approx(exact(depth, end), abs=1e-12)
+
+
+@pytest.mark.parametrize("drawn", ["iid", "distinct"])
+@pytest.mark.parametrize("end", [None, 2])
+def test_the_estimate_down_a_tree_is_the_same(drawn: Drawn, end: int | None) -> None:
+    """Node by node, as programs compute it that choose which distributions to compute."""
+    draft, p_BNV, _ = every_draft(drawn, 2, 6)
+    num_rows = len(p_BNV)
+    ends = Ends.of([() if end is None else (end,)] * num_rows, [99] * num_rows)
+    draft = ends.cut(draft)
+    found = overlap_down(draft, partial(at_node, p_BNV))
+    for one_BD, other_BD in zip(found, estimated_overlap(draft, p_BNV), strict=True):
+        torch.testing.assert_close(one_BD.double(), other_BD)
 
 
 def test_a_copied_token_is_a_point_mass() -> None:

@@ -17,6 +17,7 @@ from outrider.core import (
     NUM_PER_ROLE,
     Context,
     Draft,
+    Scores,
     Stream,
     Verdict,
     Verification,
@@ -25,7 +26,8 @@ from outrider.core import (
 from outrider.core.capabilities import TreeShape
 from outrider.core.counts import DraftCounts
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
-from outrider.core.overlap import estimated_overlap
+from outrider.core.overlap import accepted_nodes, estimated_overlap, overlap_by_depth
+from outrider.core.walk import LOOPS_FROM
 from outrider.engine.warming import programs_of, warm_up
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_verification import CompiledVerifier
@@ -121,7 +123,7 @@ def case(
     context = Context.start([[1, 2, 0]] * rows, distribution, range(seed, seed + rows), range(rows))
     logits = near_BNV if with_logits else None
     draft = Draft.chain(tokens_BN, None, None if drawn == "chosen" else q_BNV, drawn, logits)
-    return draft, logits_BNV, context, context.rng
+    return draft, Scores(logits_BNV), context, context.rng
 
 
 TRUNCATIONS: list[dict[str, Any]] = [
@@ -133,7 +135,7 @@ TRUNCATIONS: list[dict[str, Any]] = [
 ]
 
 
-def assert_same(found: Verification, wanted: Verification) -> None:
+def assert_same(found: Verification, wanted: Verification, by_logits: bool = False) -> None:
     """The same tokens, distributions and statistics."""
     accepted_B = wanted.verdict.num_accepted_B
     assert torch.equal(found.verdict.num_accepted_B, accepted_B)
@@ -147,9 +149,11 @@ def assert_same(found: Verification, wanted: Verification) -> None:
         counts = DraftCounts.of(wanted.draft, wanted.verdict)
         assert all(map(torch.equal, found.counts, counts))
     if found.overlap is not None:
-        for one, other in zip(
-            found.overlap, estimated_overlap(wanted.draft, wanted.p_BNV), strict=True
-        ):
+        overlap = estimated_overlap(wanted.draft, wanted.p_BNV)
+        if by_logits:
+            accepted_BD = accepted_nodes(wanted.draft, wanted.verdict)
+            overlap = overlap_by_depth(wanted.draft, accepted_BD)
+        for one, other in zip(found.overlap, overlap, strict=True):
             torch.testing.assert_close(one, other)
 
 
@@ -187,8 +191,9 @@ def test_verdicts_on_drafts_of_no_token_equal_those_of_the_rule(rule: Any) -> No
     verification = CompiledVerifier(maker)
     for seed in range(20):
         rows, truncation = (1, 2, 5)[seed % 3], TRUNCATIONS[seed % 5]
-        _, logits_BNV, context, rng = case(rows, "chosen", 0.8, seed, 1, **truncation)
-        round_ = Draft.root_only(context.root_B), logits_BNV[:, :1], context, rng
+        _, scores, context, rng = case(rows, "chosen", 0.8, seed, 1, **truncation)
+        logits_BNV = scores.logits_BNV[:, :1]
+        round_ = Draft.root_only(context.root_B), Scores(logits_BNV), context, rng
         if seed == 10:
             assert maker.graphs == 0
             verification.warm_up(rule, kind, logits_BNV)
@@ -232,8 +237,9 @@ def test_verdicts_that_are_solved_for_equal_those_of_the_rule(
 
 
 def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings: Any) -> Any:
-    """Trees of two children per node, three levels; of the last rows some nodes do not exist."""
-    chain, logits_BNV, context, rng = case(
+    """Trees of two children per node, three levels; of the last rows some nodes do not exist. Nodes
+    with equal paths share a query token where children are independent draws."""
+    chain, scores, context, rng = case(
         rows, "iid", 0.0 if greedy else 0.8, seed, 6, **({} if greedy else settings)
     )
     q_BNV = context.distribution(chain.probs_BNV.log(), None) if not greedy else chain.probs_BNV
@@ -250,7 +256,10 @@ def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings
     probs_BNV = None if drawn == "chosen" else q_BNV
     assert TREE_SHAPE.parents is not None
     draft = Draft.tree(TREE_SHAPE.parents, tokens_BN, mask_BN, probs_BNV, drawn, 4)
-    return draft, logits_BNV, context, rng
+    queries, V = draft.query_tokens, scores.logits_BQV.shape[2]
+    logits_BQV = scores.logits_BQV.gather(1, queries.node_BQ[..., None].expand(-1, -1, V))
+    scores = Scores(logits_BQV, None, queries)
+    return draft, scores, context, rng
 
 
 TREE_SHAPE = TreeShape(7, 4, (-1, 0, 0, 1, 1, 2, 3))
@@ -294,12 +303,40 @@ def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> N
     for seed in range(40):
         truncation, greedy = TRUNCATIONS[seed % 5], rule.needs != "distribution"
         round_ = tree_case((1, 2, 5)[seed % 3], drawn, seed, greedy, **truncation)
-        assert_same(verification(rule, *round_), verify_eagerly(rule, *round_))
+        assert_same(verification(rule, *round_), verify_eagerly(rule, *round_), greedy)
     assert maker.graphs == 1
     assert maker.calls == 43
     other = CompiledVerifier(maker, TREE_SHAPE._replace(walk_length=5))
-    assert_same(other(rule, *round_), verify_eagerly(rule, *round_))
+    assert_same(other(rule, *round_), verify_eagerly(rule, *round_), greedy)
     assert maker.graphs == 1, "trees of other shapes are verified eagerly"
+
+
+@pytest.mark.parametrize(
+    ("rule", "drawn"),
+    [(Rejection(), "iid"), (Distinct(), "distinct"), (Traversal(), "iid")],
+    ids=str,
+)
+def test_programs_for_large_vocabularies_decide_as_the_rule(rule: Any, drawn: Any) -> None:
+    """They compute the distributions that are read, in loops that end with the walk."""
+    maker = Counted()
+    verification = CompiledVerifier(maker, TREE_SHAPE)
+    for seed in range(12):
+        truncation = {} if drawn == "distinct" else TRUNCATIONS[seed % 5]
+        round_ = tree_case((1, 2, 5)[seed % 3], drawn, seed, V=LOOPS_FROM, **truncation)
+        assert_same(verification(rule, *round_), verify_eagerly(rule, *round_))
+    assert maker.graphs == 1
+
+
+def test_penalised_nodes_with_equal_paths_share_no_query_token() -> None:
+    """Penalties change the logits of each node, so a program reads those of all nodes."""
+    maker = Counted()
+    verification = CompiledVerifier(maker, TREE_SHAPE)
+    for seed in range(6):
+        round_ = tree_case(2, "iid", seed)
+        context = round_[2]
+        context.distribution = Warp([Sampling(repetition_penalty=1.3)] * 2, V)
+        assert_same(verification(Rejection(), *round_), verify_eagerly(Rejection(), *round_))
+    assert maker.calls == 6 + 3
 
 
 def test_rules_that_compute_by_node_have_a_program_per_shape() -> None:
@@ -326,7 +363,7 @@ def test_verdicts_over_sequences_equal_those_of_the_rule(temperature: float) -> 
     verification = CompiledVerifier(maker, TreeShape(10, 5))
     for seed in range(24):
         rows, truncation = (1, 2, 5)[seed % 3], TRUNCATIONS[seed % 5]
-        chain, logits_BNV, context, rng = case(rows, "iid", temperature, seed, 9, **truncation)
+        chain, scores, context, rng = case(rows, "iid", temperature, seed, 9, **truncation)
         q_BNV = context.distribution(chain.probs_BNV.log(), None)
         parents_BN = torch.tensor([-1, 0, 0, 0, 1, 2, 3, 4, 5, 6]).expand(rows, -1)
         q_BNV[:, 2:4], q_BNV[:, 5:7] = q_BNV[:, 1:2], q_BNV[:, 4:5]
@@ -337,7 +374,7 @@ def test_verdicts_over_sequences_equal_those_of_the_rule(temperature: float) -> 
         tokens_BN = torch.cat([chain.tokens_BN[:, :1], tokens_BD], 1)
         mask_BN = torch.arange(10) < 10 - (torch.arange(rows)[:, None] + seed) % 4
         draft = Draft(tokens_BN, parents_BN, mask_BN, q_BNV, "iid", max_walk_length=5)
-        round_ = draft, logits_BNV, context, rng
+        round_ = draft, scores, context, rng
         assert_same(verification(Spectr(), *round_), verify_eagerly(Spectr(), *round_))
     assert (maker.graphs, maker.calls) == (1, 27)
 

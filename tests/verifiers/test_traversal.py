@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from toy_trees import TreeDrafter, chain_of, same, stream
 
-from outrider.core import Draft, Drawn
+from outrider.core import Draft, Drawn, at_node
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, chi2, enumerate_round
 from outrider.verifiers import Block, Rejection, traversal
 from outrider.verifiers.distinct import Distinct
@@ -153,7 +153,7 @@ def test_shares_by_node_are_those_by_walk_step(drawn: Drawn) -> None:
         probs_BNV = None if drawn == "chosen" else q_BNV / q_BNV.sum(-1, keepdim=True)
         draft = Draft.tree(parents, tokens_BN, mask_BN, probs_BNV, drawn)
         share_BN, wanted_BNV = Traversal().shares(draft, p_BNV)
-        found_BN, left = Traversal().shares_by_node(draft, p_BNV)
+        found_BN, left = Traversal().shares_by_node(draft, partial(at_node, p_BNV))
         close(found_BN, share_BN)
         assert share_BN.isnan().float().mean() < 0.5
         found = [left.get(node, p_BNV[:, node]) for node in range(N)]

@@ -5,9 +5,9 @@ tensor (no ``bool(tensor)``), draws by ``rng.uniform`` or ``race`` alone, and ne
 target's raw logits nor the probabilities of a search's steps. Loops of
 unknown length are ``core.repeat_while``, which a program has as an operator. A rule that needs the
 parents of the nodes on the host says ``by_node = True``; its programs are for trees of one shape
-each. The rule itself
-verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
-that are sampled.
+each. Rules that read the distributions of some nodes of a tree only have ``verify_at``
+(``core.ReadsNodes``, ``tree_verification.py``). The rule itself verifies what is left: trees of
+other shapes, and, where bits must not depend on the executor, all that are sampled.
 
 Legend: B rows, N nodes, D drafted tokens, K emitted tokens, V vocabulary.
 """
@@ -26,11 +26,13 @@ from torch.export import ExportedProgram
 
 from outrider.core import (
     Context,
+    Deferred,
     Distribution,
     Draft,
     Overlap,
     Prefix,
     Role,
+    Scores,
     Stream,
     Verdict,
     Verification,
@@ -38,6 +40,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
+from outrider.core.chain import cached_arange
 from outrider.core.counts import DraftCounts
 from outrider.core.errors import OutriderWarning
 from outrider.runtime.executors.compile_cache import (
@@ -47,7 +50,12 @@ from outrider.runtime.executors.compile_cache import (
     only_loads,
 )
 from outrider.runtime.executors.parity import flat
+from outrider.runtime.executors.tree_verification import (
+    FusedTreeVerification,
+    QueryDistributions,
+)
 from outrider.runtime.executors.verification_program import (
+    FEWEST_QUERIES,
     MOST_NODES,
     DraftKind,
     FusedLogitVerification,
@@ -107,21 +115,28 @@ class CompiledVerifier:
         self._lock = RLock()
 
     def __call__(
-        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+        self, verifier: Verifier, draft: Draft, scores: Scores, context: Context, rng: Stream
     ) -> Verification:
         kind, N = DraftKind.of(draft).for_rule(verifier), draft.num_nodes
-        program = self._program(verifier, draft, kind, logits_BNV, context.distribution)
+        program = self._program(verifier, draft, kind, scores.logits_BQV, context.distribution)
         if program is None:
-            return verify_eagerly(verifier, draft, logits_BNV, context, rng)
+            return verify_eagerly(verifier, draft, scores, context, rng)
         if context.ends is not None:
             draft = context.ends.cut(draft)
         check: CheckDraft | None = getattr(verifier, "check_draft", None)
         if check is not None:
             check(draft)
         warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
-        by_distribution = verifier.needs == "distribution"
-        z_BNV = (warp.sampling_logits if by_distribution else warp.logits)(logits_BNV, prefix)
-        of_nodes, of_rows = [z_BNV, *kind.nodes_of(draft)], list[Tensor]()
+        by_distribution, by_query = verifier.needs == "distribution", _reads_queries(verifier, kind)
+        of_nodes, of_rows = kind.nodes_of(draft), list[Tensor]()
+        if by_query:
+            z, query_BN = _logits_of_queries(scores, warp, prefix, draft)
+            of_nodes.append(query_BN)
+        else:
+            z = (warp.sampling_logits if by_distribution else warp.logits)(
+                scores.logits_BNV, prefix
+            )
+        of_nodes = [z, *of_nodes]
         more = max(kind.smallest - N, 0)
         if by_distribution:
             of_rows += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
@@ -139,9 +154,13 @@ class CompiledVerifier:
         if kind.tree_shape is not None:
             num = len(DraftCounts._fields)
             counts, others = DraftCounts(*others[:num]), others[num:]
-        p_BNV, *of_distribution = others or [z_BNV]
-        overlap = Overlap(*of_distribution) if of_distribution else None
-        return Verification(draft, p_BNV, verdict, emitted_BK, overlap, prefix.dead_BM, counts)
+        if by_query:
+            target = QueryDistributions(z, query_BN, warp.row_parameters)
+            p = Deferred(target.at_all)
+        else:
+            p = Deferred.known(others.pop(0) if by_distribution else z)
+        overlap = Overlap(*others) if others else None
+        return Verification(draft, p, verdict, emitted_BK, overlap, prefix.dead_BM, counts)
 
     @property
     def refused(self) -> list[str]:
@@ -202,7 +221,8 @@ class CompiledVerifier:
         with self._lock:
             if name not in self._programs and (not self.sealed or only_loads()):
                 by_distribution = verifier.needs == "distribution"
-                each = (FusedVerification if by_distribution else FusedLogitVerification)(*name)
+                made = FusedVerification if by_distribution else FusedLogitVerification
+                each = (FusedTreeVerification if _reads_queries(verifier, kind) else made)(*name)
                 with suppress(ProgramMissingError):
                     self._programs[name] = self._compiled(each, logits_BNV, carries)
                 self._last = None  # it may remember that there is no program
@@ -250,6 +270,27 @@ def _name(
 ) -> tuple[Verifier, str, DraftKind]:
     """What tells a program from others."""
     return verifier, f"{logits_BNV.shape[2]}, {carries=}", kind
+
+
+def _reads_queries(verifier: Verifier, kind: DraftKind) -> bool:
+    """Whether the program is a ``FusedTreeVerification``."""
+    return verifier.needs == "distribution" and kind.tree_shape is not None
+
+
+def _logits_of_queries(
+    scores: Scores, warp: Warp, prefix: Prefix, draft: Draft
+) -> tuple[Tensor, Tensor]:
+    """The logits of the query tokens that a program reads, and the query token of each node.
+
+    They are the target's query tokens, unless logits depend on what precedes a node (penalties,
+    processors) or a size of 1 would need another program. Then each node is one.
+    """
+    queries = scores.queries
+    if queries is not None and warp.keeps_logits and scores.logits_BQV.shape[1] >= FEWEST_QUERIES:
+        return warp.sampling_logits(scores.logits_BQV, prefix), queries.index_BN
+    B, N = draft.tokens_BN.shape
+    node_BN = cached_arange(N, draft.tokens_BN.device).expand(B, N)
+    return warp.sampling_logits(scores.logits_BNV, prefix), node_BN
 
 
 def _longer(each_BN: Tensor, more: int) -> Tensor:

@@ -4,10 +4,10 @@
 before it and the estimate of the overlap after it. The rule's random numbers are inputs of the
 program, so that it decides as the rule itself would, up to rounding. Temperature and truncation of
 each row are inputs too, and so are the nodes that exist: one program serves every batch and chains
-of every length. Trees have a program for each shape. What else changes logits (penalties, biases,
-processors, grammars, forced tokens, temperature 0 among rows that sample) does so before the
-program (``Warp.sampling_logits``), so that all sampling parameters share one program. Drafts of no
-token, those of plain decoding, have a program of their own.
+of every length. Trees have a program for each shape (``tree_verification.py``). What else changes
+logits (penalties, biases, processors, grammars, forced tokens, temperature 0 among rows that
+sample) does so before the program (``Warp.sampling_logits``), so that all sampling parameters share
+one program. Drafts of no token, those of plain decoding, have a program of their own.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 from outrider.core import Draft, Drawn, Role, Stream, Verdict, Verifier
 from outrider.core.capabilities import TreeShape
 from outrider.core.counts import DraftCounts
-from outrider.core.overlap import estimated_overlap
+from outrider.core.overlap import accepted_nodes, estimated_overlap, overlap_by_depth
 from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.traced_cache import ROWS
 from outrider.runtime.kernels.truncation import truncated
@@ -37,8 +37,12 @@ NODES = Dim("nodes", min=FEWEST_NODES, max=MOST_NODES)
 """Of two nodes, the one drafted token would be a size of 1, for which programs are compiled apart.
 Such drafts get a third node that does not exist."""
 
+FEWEST_QUERIES = 2
+QUERIES = Dim("queries", min=FEWEST_QUERIES, max=MOST_NODES)
+
 _TRUNCATED: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 9, "min_p": 0.02})
 _TOLERANCE = 1e-5
+_PROGRAMS = __name__, "outrider.runtime.executors.tree_verification"
 
 
 class DraftKind(NamedTuple):
@@ -141,6 +145,9 @@ class FusedLogitVerification(nn.Module):
         kind: what is fixed of the drafts.
     """
 
+    reads_queries: ClassVar[bool] = False
+    """Whether the logits are those of query tokens instead of nodes."""
+
     def __init__(self, verifier: Verifier, sizes: str, kind: DraftKind) -> None:
         super().__init__()
         self.verifier = verifier
@@ -155,12 +162,14 @@ class FusedLogitVerification(nn.Module):
         self, logits_BNV: Tensor, nodes: list[Tensor], of_model_BNV: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Accepted tokens and the next one, both (B,), the path (B, D), the emitted tokens (B, N),
-        and of trees ``DraftCounts``. ``nodes`` and ``of_model_BNV`` are those of
-        :meth:`DraftKind.draft`."""
+        and of trees ``DraftCounts`` and, of a lossless rule, the overlap. ``nodes`` and
+        ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
         draft = self.kind.draft(nodes, of_model_BNV)
-        return _decisions(
-            draft, self.verifier(draft, logits_BNV, GivenNumbers.of([nodes[0][:, 0]] * 2))
-        )
+        verdict = self.verifier(draft, logits_BNV, GivenNumbers.of([nodes[0][:, 0]] * 2))
+        found = decisions(draft, verdict)
+        if draft.is_chain or not self.verifier.lossless:
+            return found
+        return *found, *overlap_by_depth(draft, accepted_nodes(draft, verdict))
 
 
 class FusedVerification(FusedLogitVerification):
@@ -175,8 +184,8 @@ class FusedVerification(FusedLogitVerification):
         parameters: list[Tensor],
         of_model_BNV: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The same, then the target's distributions (B, N, V), and the two parts of the overlap,
-        each (B, D).
+        """The same of chains, then the target's distributions (B, N, V), and the two parts of the
+        overlap, each (B, D).
 
         Args:
             logits_BNV: of the target, as ``Warp.sampling_logits`` returns them.
@@ -189,10 +198,12 @@ class FusedVerification(FusedLogitVerification):
         p_BNV = distributions(logits_BNV, RowParameters(*parameters), truncated)
         draft = self.kind.draft(nodes, of_model_BNV)
         verdict = self.verifier(draft, p_BNV, GivenNumbers.of(keys, *numbers))
-        return *_decisions(draft, verdict), p_BNV, *estimated_overlap(draft, p_BNV)
+        return *decisions(draft, verdict), p_BNV, *estimated_overlap(draft, p_BNV)
 
 
-def _decisions(draft: Draft, verdict: Verdict) -> tuple[Tensor, ...]:
+def decisions(draft: Draft, verdict: Verdict) -> tuple[Tensor, ...]:
+    """The first results of a program: accepted tokens, the next one, the path, emitted tokens, and
+    of trees ``DraftCounts``."""
     path_BD = verdict.path_BD.contiguous()
     found = verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
     return found if draft.is_chain else (*found, *DraftCounts.of(draft, verdict))
@@ -228,7 +239,8 @@ def trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
     any_length = each.kind.tree_shape is None and not each.kind.root_only
     by_node = {0: ROWS, 1: NODES} if any_length else {0: ROWS}
     _, nodes, *rest = inputs
-    sizes: list[Any] = [by_node, [by_node] * len(nodes)]
+    by_query = {0: ROWS, 1: QUERIES} if each.reads_queries else by_node
+    sizes: list[Any] = [by_query, [by_node] * len(nodes)]
     if isinstance(each, FusedVerification):
         numbers, keys, parameters, *rest = rest
         sizes += [
@@ -263,6 +275,9 @@ def examples(
         nodes.append(((index_BN % N) - 2).clamp(min=0) - (index_BN % N == 0).long())
     if each.kind.with_drawn_probs:
         nodes.append(wave_BNV[..., 0].abs() + 0.1)
+    if each.reads_queries:  # the last two nodes share theirs
+        nodes.append((index_BN % N).clamp(max=N - 2))
+        z_BNV = z_BNV[:, : N - 1].contiguous()
     of_model_BNV = 3 * wave_BNV.roll(1, 2)
     if not isinstance(each, FusedVerification):
         return [z_BNV, nodes, *[of_model_BNV] * carries]
@@ -298,6 +313,6 @@ def difference(each: FusedLogitVerification, inputs: list[Any], found: list[Tens
 @lru_cache(maxsize=1)
 def _sources() -> str:
     """A hash of the code that the rules of this package consist of."""
-    ours = "outrider.core", "outrider.verifiers", "outrider.sampling", __name__
+    ours = "outrider.core", "outrider.verifiers", "outrider.sampling", *_PROGRAMS
     names = [name for name in sys.modules if name.startswith(ours)]
     return hash_of_sources(*(sys.modules[name] for name in sorted(names)))

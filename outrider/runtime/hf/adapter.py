@@ -17,10 +17,10 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
-from outrider.core.draft import Acceptance, Draft
+from outrider.core.draft import Acceptance, Draft, Scores
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
 from outrider.core.lengths import Lengths
-from outrider.core.protocols import ReadHidden, Scores
+from outrider.core.protocols import ReadHidden
 from outrider.core.round import keep_accepted
 from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec, Nodes
@@ -271,11 +271,7 @@ class HFModel:
         tokens_BQ = draft.tokens_BN.gather(1, queries.node_BQ)
         nodes = Nodes(queries.ancestors_BQQ, queries.depth_BQ)
         output = self.forward(ForwardBatch(cache, tokens_BQ, nodes, hidden_layers=layers))
-        hidden_BQH = output.hidden_BNH
-        return Scores(
-            queries.to_nodes(output.logits_BNV),
-            None if hidden_BQH is None else queries.to_nodes(hidden_BQH),
-        )
+        return Scores(output.logits_BNV, output.hidden_BNH, queries)
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
         """Keeps the root and the accepted path."""

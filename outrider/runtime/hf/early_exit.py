@@ -27,11 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.context import Context
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Scores
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
 from outrider.core.health import deviation
 from outrider.core.lengths import Lengths
-from outrider.core.protocols import Scores
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.executors.split_layers import FirstLayersExecutor, ResumingExecutor
 from outrider.runtime.executors.traced_cache import TracedKVCache

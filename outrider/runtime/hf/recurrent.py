@@ -20,10 +20,9 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider.core.capabilities import Capabilities
 from outrider.core.context import Context
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Scores
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
 from outrider.core.lengths import Lengths
-from outrider.core.protocols import Scores
 from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput

@@ -225,12 +225,17 @@ def _fake_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     return x.new_empty(x.shape)
 
 
+def _fake_truncated(p: Tensor, *parameters: Tensor) -> Tensor:
+    return torch.empty_like(p)
+
+
 _FAKES: dict[str, Callable[..., Tensor]] = {
     "linear": _fake_linear,
     "linears": _fake_linears,
     "attend": _fake_attend,
     "mean": _fake_mean,
     "layer_norm": _fake_layer_norm,
+    "truncated": _fake_truncated,
     **dict.fromkeys(FUNCTIONS, _fake_function),
 }
 """What each kernel returns, in shape and dtype, for tracing."""

@@ -4,9 +4,6 @@ only the tokens that may be kept; elsewhere torch's own operators, which rank al
 Legend: B rows, M positions, V vocabulary.
 """
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,16 +15,6 @@ from outrider.sampling.truncate import truncated as truncated_by_rank
 def truncated(p_BMV: Tensor, by: Truncation) -> Tensor:
     """``sampling.truncate.Truncate``, by the kernel where it is loaded and can compute it."""
     if p_BMV.device.type == "cpu" and p_BMV.dtype == torch.float32 and kernels_are_loaded():
-        kept_BMV: Tensor = _kernel()(p_BMV, *by)
+        kept_BMV: Tensor = torch.ops.outrider.truncated(p_BMV, *by)
         return kept_BMV
     return truncated_by_rank(p_BMV, by)
-
-
-@cache
-def _kernel() -> Any:
-    torch.library.register_fake("outrider::truncated", _fake)
-    return torch.ops.outrider.truncated
-
-
-def _fake(p_BMV: Tensor, *parameters: Tensor) -> Tensor:
-    return torch.empty_like(p_BMV)
