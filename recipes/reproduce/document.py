@@ -63,7 +63,8 @@ def write_page(document: Mapping[str, Any], pages: Path = PAGES) -> None:
     for number, figure in enumerate(document["figures"], 1):
         files.append(f"{name}-{number}.svg")
         draw(figure, pages / files[-1], document["about"].get("lossy", ()))
-    (pages / f"{name}.md").write_text(page(document, files), encoding="utf-8")
+    others = [each for each in SUBJECTS if each and (pages / each / f"{name}.md").is_file()]
+    (pages / f"{name}.md").write_text(page(document, files, others), encoding="utf-8")
 
 
 def write_index(results: Path = RESULTS, pages: Path = PAGES) -> None:

@@ -10,12 +10,13 @@ from outrider.lab.markdown import markdown_table
 Document = Mapping[str, Any]
 
 
-def page(document: Document, figures: Sequence[str]) -> str:
+def page(document: Document, figures: Sequence[str], others: Sequence[str] = ()) -> str:
     """The page of a recipe.
 
     Args:
         document: see ``document.py``.
         figures: files beside the page.
+        others: subjects in whose folders there is a page of the same recipe.
     """
     lossy = document["about"].get("lossy", {})
     lines = [
@@ -26,6 +27,9 @@ def page(document: Document, figures: Sequence[str]) -> str:
         f"**{sentence(_verdict(document))}.** {sentence(document['reason'])}.",
         "",
     ]
+    if others:
+        links = ", ".join(f"[{name}]({name}/{document['name']}.md)" for name in others)
+        lines += [f"On {document['about']['subject']}. On another subject: {links}.", ""]
     if lossy:
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(lossy.values()))
         lines += [f"Lossy: outputs of {names} do not have the target's distribution.", ""]
