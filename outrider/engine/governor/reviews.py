@@ -14,8 +14,9 @@ one for a pass over what it lacks, a draft, and a wider pass of the target.
 Reviews look at committed tokens alone and choose for later rounds, so they bias no output. They
 may take 1.25 % of the time (``Governor.review_credit``). Where half of the rows have begun or
 ceased to repeat themselves, a review is due as soon as the credit pays for half of it, unless such
-rows accept next to nothing. Otherwise some credit is left for such a moment, and reviews that take
-longer than a round are seldom: at their price, no schedule finds a change soon.
+rows accept next to nothing, or would gain little by accepting everything. Otherwise some credit is
+left for such a moment, and reviews that take longer than a round are seldom: at their price, no
+schedule finds a change soon.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ _KEPT = {True: 1.0, False: 0.2}  # reviews whose credit is left for rows that ch
 _AT_MOST = 4.0  # times the share that reviews earn, where credit was saved
 _DEAR_SHARE = 0.004  # of the time, by reviews that take longer than a round
 _HOPELESS = 4.0  # odds against acceptance
+_MUCH = 1.5  # times the tokens of rounds without drafts
 _LEAST_COST = 0.02
 
 
@@ -74,7 +76,7 @@ class Reviews:
             return float("inf")
         governor, cost = self._governor, self._cost_of(best, rows, greedy)
         pause, kept = _LEAST_AGE, 0.0
-        if not self._is_promising(rows):
+        if not self._is_promising(rows, greedy):
             share = _AT_MOST * REVIEW_SHARE if cost < 1 else _DEAR_SHARE
             pause, kept = max(pause, cost / share), _KEPT[greedy]
         return max(
@@ -83,11 +85,16 @@ class Reviews:
             ((_EARNED + kept) * cost - governor.review_credit) / REVIEW_SHARE,
         )
 
-    def _is_promising(self, rows: Sequence[RowMemory]) -> bool:
-        """Whether the rows have changed and are now such as sometimes accept."""
-        kinds = {row.kind for row in rows}
-        odds = min([self._governor.rates(kind, 0).odds(1)[0] for kind in kinds])
-        return odds < _HOPELESS and have_changed(rows)
+    def _is_promising(self, rows: Sequence[RowMemory], greedy: bool) -> bool:
+        """Whether the rows have changed, are now such as sometimes accept, and would gain much if
+        they accepted everything."""
+        if not have_changed(rows):
+            return False
+        governor, lengths = self._governor, self._governor.sources.lengths
+        seconds = governor.costs(greedy, 0).curve(len(rows), lengths)
+        most = max((1 + n) / each for n, each in zip(lengths, seconds, strict=True))
+        odds = min([governor.rates(kind, 0).odds(1)[0] for kind in {row.kind for row in rows}])
+        return odds < _HOPELESS and most * seconds[0] > _MUCH
 
     def _cost_of(self, best: Option, rows: Sequence[RowMemory], greedy: bool) -> float:
         """Rounds that a review now would take."""
