@@ -260,7 +260,7 @@ class RootInContext(BlockDrafter):
         cache.base = cache.base + 1
 
     def propose(self, *arguments: Any) -> Draft:
-        with patch.object(block, "_complete", lambda *_: True):
+        with patch.object(block, "_complete", lambda *_: None):
             return super().propose(*arguments)
 
 

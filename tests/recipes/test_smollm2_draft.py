@@ -34,7 +34,7 @@ def test_a_run_ends_with_a_folder_that_drafts(
     smollm2_draft.main(
         [f"--target={target}", f"--data={data}", f"--out={tmp_path / 'out'}", "--steps=3"]
     )
-    best = tmp_path / "out" / "draft" / "best"
+    best = tmp_path / "out" / "1x16" / "best"
     assert (best / "README.md").read_text().count("python -m recipes.smollm2_draft") == 1
     result = load(str(target), str(best)).generate("def f(x):")
     assert result.stats.drafted > 0
