@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.drafters.ngram.drafter import vocabulary_digest
 from outrider.lab.analysis.prediction import published_factors
-from outrider.lab.bench import CellResult
+from outrider.lab.bench import CellResult, MethodSpec
 from outrider.train.corpus import STDLIB, collect
 from outrider.train.ngram import build_ngram
 from outrider.train.ngram_documents import encoded
@@ -19,6 +19,7 @@ from recipes.reproduce.blame import Compared, blamed
 from recipes.reproduce.effect import greater, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import alpha, tokens_per_round, values
+from recipes.reproduce.papers.draft_size import described
 from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
 
 GAMMA = 3
@@ -52,11 +53,17 @@ def measure(lab: Lab) -> Findings:
     lab.require_draft()  # the target stands for the largest draft alone
     table = ngram_file(lab)
     grams = {"unigram": 1, "bigram": 2}
-    models = [*lab.subject.drafts, ITSELF]
-    methods = [f"ngram:file={table},order={n},label={name}" for name, n in grams.items()]
-    sources = {name: name for name in lab.subject.drafts}
+    sources = {described(lab.model(draft)): draft for draft in lab.subject.drafts}
+    models = [*sources, ITSELF]
+    methods: list[str | MethodSpec] = [
+        f"ngram:file={table},order={n},label={name}" for name, n in grams.items()
+    ]
+    costs = dict.fromkeys(grams, 0.0) | {name: lab.cost(each) for name, each in sources.items()}
+    costs[ITSELF] = 1.0
     sources[ITSELF] = lab.source(lab.subject.target, "target")
-    methods += [f"speculative:draft={sources[name]},label={name}" for name in models]
+    methods += [
+        MethodSpec("speculative", draft=source, label=name) for name, source in sources.items()
+    ]
     by_temperature = {}
     for temperature in TEMPERATURES:
         by_temperature[temperature] = lab.bench(
@@ -65,8 +72,6 @@ def measure(lab: Lab) -> Findings:
             gammas=[GAMMA],
             temperatures=[temperature],
         )
-    costs = dict.fromkeys(grams, 0.0) | {each: lab.cost(each) for each in models[:-1]}
-    costs[ITSELF] = 1.0
     small, large = min(models, key=lambda name: costs[name]), ITSELF
 
     def cell(name: str, temperature: float) -> CellResult:
