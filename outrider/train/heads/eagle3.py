@@ -162,7 +162,8 @@ def training_time_test(
         mask_SS = torch.cat([mask_SS, own_SS], 1)
 
 
-def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
+def layers_read(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The target's layers whose hidden states a head reads, from the options of its kind."""
     if values["start"]:
         return load_eagle3(values["start"], target).target_layers
     chosen: Layers = values["layers"]
@@ -297,6 +298,6 @@ EAGLE3 = HeadKind(
     "eagle3",
     "An autoregressive head of one decoder layer on three layers of the target (EAGLE-3).",
     "eagle3",
-    _layers,
+    layers_read,
     _build,
 )

@@ -22,9 +22,8 @@ draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from transformers import DynamicCache
 
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
-from outrider.drafters.heads.eagle3_network import Eagle3Network, default_layers
+from outrider.drafters.heads.eagle3_network import Eagle3Network
 from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
 from outrider.drafters.heads.head import check_target
 from outrider.drafters.heads.peagle import PEagleHead
@@ -40,7 +39,7 @@ from outrider.runtime import HFModel
 from outrider.train.fused_linear_loss import fused_linear_loss
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.counted import CountedNetwork
-from outrider.train.heads.eagle3 import AUTO, DivergenceName, Shape, new_network
+from outrider.train.heads.eagle3 import AUTO, DivergenceName, Shape, layers_read, new_network
 from outrider.train.heads.initial import rarest_token
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
@@ -209,13 +208,6 @@ def _attended(slot_S: Tensor, masks: Masks) -> Tensor:
     return torch.cat([text_BNS, torch.cat([none_BSM, own_BMM], 1)], 2)
 
 
-def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
-    if values["start"]:
-        return load_eagle3(values["start"], target).target_layers
-    chosen: Layers = values["layers"]
-    return chosen.of(target, default_layers(target.num_layers))
-
-
 def _build(
     ground: Ground,
     *,
@@ -275,6 +267,6 @@ PEAGLE = HeadKind(
     "peagle",
     "An EAGLE-3 head that drafts all of its tokens in one pass (P-EAGLE).",
     "peagle",
-    _layers,
+    layers_read,
     _build,
 )
