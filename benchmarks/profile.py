@@ -56,7 +56,9 @@ class Case:
     def engine(self) -> Engine:
         """The engine of a newly loaded pair, since compiled models stay compiled."""
         if self.shape is None:
-            return outrider.load(max_batch_size=1, compile=self.compile)
+            return outrider.load(
+                num_speculative_tokens="fixed", max_batch_size=1, compile=self.compile
+            )
         small = load_model(outrider.assets.target_path())
         target = HFModel(inflate(small.module, self.shape), small.tokenizer, "inflated target")
         draft = load_model(outrider.assets.draft_path(), role="draft")

@@ -241,6 +241,7 @@ def speeds(pair: tuple[HFModel, HFModel], tokens: int, repeats: int) -> list[dic
             models["target", names[0]],
             None if names[1] is None else models["draft", names[1]],
             "plain" if names[1] is None else "speculative",
+            "fixed",
             max_batch_size=1,
             measure=False,
         )

@@ -38,7 +38,7 @@ def work(
     target: Any = inflated_target(dtype) if inflated else "embedded"
     for method in methods:
         draft = "embedded" if outrider.METHODS[method].needs_draft else None
-        engine = outrider.load(target, draft, method, compile=compile, dtype=dtype)
+        engine = outrider.load(target, draft, method, "fixed", compile=compile, dtype=dtype)
         for t in TEMPERATURES:
             sampling = outrider.Sampling(
                 temperature=t, max_new_tokens=num_tokens, seed=1, ignore_eos=True

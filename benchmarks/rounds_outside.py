@@ -92,7 +92,7 @@ def row(
     method = name.split(",")[0]
     settings = {"max_batch_size": 1, "measure": False} | METHODS[name]
     used = draft if outrider.METHODS[method].needs_draft else None
-    engine = outrider.load(target, used, method, **settings)  # compiled if the models are
+    engine = outrider.load(target, used, method, "fixed", **settings)  # compiled if the models are
     found: dict[str, float | None] = {}
     for each in samplings:
         try:

@@ -189,7 +189,7 @@ def measure(plan: Plan, out: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for method in ("plain", "speculative"):
         draft = folders[1] if method == "speculative" else None
-        engine = outrider.load(folders[0], draft, method=method, dtype="float32", device="cpu")
+        engine = outrider.load(folders[0], draft, method, "fixed", dtype="float32", device="cpu")
         engine.generate(prompts[:1], sampling)
         start = time.perf_counter()
         results = [engine.generate([prompt], sampling) for prompt in prompts]

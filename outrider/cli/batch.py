@@ -28,6 +28,7 @@ from outrider.cli.options.sampling import (
     parse_logit_bias,
     sampling_of,
 )
+from outrider.cli.options.speculation import AUTO
 from outrider.cli.progress import Progress
 from outrider.cli.quiet import silence, silence_transformers
 from outrider.cli.start import start
@@ -102,7 +103,7 @@ def batch(
     loaded = LoadedModels(
         load_arguments(
             chosen,
-            method,
+            method if method.method == AUTO else method.with_fixed_length,
             max_batch_size=fleet.batch_size,
             max_memory=max_memory,
             generation_config=not no_generation_config,

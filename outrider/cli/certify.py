@@ -127,7 +127,7 @@ def certify(
     )
     rule: Any = None if verifier is None else _make("--verifier", verifier)
     own_drafter: Any = None if drafter is None else load_object("--drafter", drafter)
-    engine = open_engine(models, speculation, verifier=rule)
+    engine = open_engine(models, speculation.with_fixed_length, verifier=rule)
     require_decoder_only(engine, "certify")
     num_tokens = engine.target.num_tokens
     rows = _MAX_PROBABILITIES // ((engine.num_speculative_tokens + 1) * num_tokens)

@@ -134,7 +134,7 @@ def frontier(
     )
     _check_writable(out)
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
-    engine = open_engine(models, speculation)
+    engine = open_engine(models, speculation.with_fixed_length)
     require_decoder_only(engine, "frontier")
     assert engine.draft is not None
     encoded = encode_prompts(engine, prompts, max_new_tokens, "--max-new-tokens")

@@ -97,7 +97,7 @@ def profile(
     if plot is not None:
         plots.require_matplotlib()
     sampling = Sampling(**vars(truncation), seed=seed)
-    engine = open_engine(models, speculation, max_memory=max_memory)
+    engine = open_engine(models, speculation.with_fixed_length, max_memory=max_memory)
     with Progress(as_json) as progress:
         found = lab.profile(
             engine, text, sampling, rounds=rounds, repeats=repeats, progress=progress.show

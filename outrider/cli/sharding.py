@@ -54,7 +54,7 @@ def sharding(
     from outrider.sampling import Sampling
 
     sampling = Sampling(temperature=0, max_new_tokens=max_new_tokens, ignore_eos=True)
-    with joined_engine(sharding, models, speculation) as engine:
+    with joined_engine(sharding, models, speculation.with_fixed_length) as engine:
         found = measure(engine.ranks, engine, _PROMPT, sampling, repeats)
     if found is None:
         return

@@ -173,9 +173,9 @@ def _governor(
     ratio = sum(map(num_parameters, able.models)) / num_parameters(target)
     names = (ALL, FREE) if able.drafts_freely else (ALL,)
     lags = bool(able.models) and not able.hidden_layers and able.target is None
-    sampled = None if settings.governs_sampled else able.depth or NUM_SPECULATIVE_TOKENS
+    fixed = None if settings.governs_seeds else able.depth or NUM_SPECULATIVE_TOKENS
     lengths = draft_lengths(num_speculative_tokens)
-    return Governor(Sources(lengths, names, ratio, lags, sampled))
+    return Governor(Sources(lengths, names, ratio, lags, fixed))
 
 
 def _memory(

@@ -25,7 +25,7 @@ from outrider.engine.request_builder import RequestBuilder
 from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
-from outrider.engine.settings import AUTO, AUTO_GREEDY, Settings
+from outrider.engine.settings import AUTO, AUTO_REPEATABLE, LengthPolicy, Settings
 from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
@@ -58,8 +58,9 @@ class Engine:
             ``auto`` lets the governor choose, round by round, how many pay, none included, by the
             times and the acceptance that it measures (``engine/governor``); at temperatures above
             0 the tokens of a seed then depend on the machine's speed, unless the method is
-            ``coupled``. ``auto-greedy`` leaves it the batches at temperature 0, whose tokens do
-            not depend on it, and drafts 5 tokens in the others, so that a seed has one output.
+            ``coupled``. ``auto-repeatable`` does so unless a sampled request in the batch has a
+            seed; the batch then drafts as with None, so that the seed has one output. ``fixed`` is
+            None.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; ``survival:THETA``, which stops
@@ -114,7 +115,7 @@ class Engine:
         draft: HFModel | Head | None,
         method: Method,
         *,
-        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-repeatable", "fixed"] | None = None,
         draft_confidence: float = 0.0,
         draft_length: str | Sequence[Sequence[int]] | DraftLength | None = "fixed",
         max_batch_size: int = 16,
@@ -387,7 +388,7 @@ class Engine:
         method: Method,
         options: Mapping[str, object] | None = None,
         *,
-        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-repeatable", "fixed"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``. Both run by the models'
@@ -437,12 +438,12 @@ class Engine:
         self._programs.compiler = compiler
 
     @property
-    def length_policy(self) -> Literal["auto", "auto-greedy"] | None:
+    def length_policy(self) -> LengthPolicy | None:
         """How a governor chooses draft lengths, as ``num_speculative_tokens`` says it; None without
         one."""
         if self.governor is None:
             return None
-        return AUTO if self._settings.governs_sampled else AUTO_GREEDY
+        return AUTO if self._settings.governs_seeds else AUTO_REPEATABLE
 
     @property
     def kv_bytes(self) -> tuple[int, int] | None:

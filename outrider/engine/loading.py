@@ -29,7 +29,7 @@ from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
 from outrider.engine.engine import Engine
 from outrider.engine.governor.sources import MOST
 from outrider.engine.round_times import measure_round_times
-from outrider.engine.settings import AUTO, Settings
+from outrider.engine.settings import AUTO, AUTO_REPEATABLE, Settings
 from outrider.engine.warming import Report, load_compiled, warm_up
 from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
@@ -51,7 +51,7 @@ def load(
     target: Source = EMBEDDED,
     draft: Source | Head | None = None,
     method: str | None = None,
-    num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
+    num_speculative_tokens: int | Literal["auto", "auto-repeatable", "fixed"] | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
@@ -86,14 +86,15 @@ def load(
             copies of earlier tokens and the draft model (``hybrid``), of which the governor leaves
             out the model where it does not pay; copies alone without a draft; copies and an EAGLE-3
             head (``eagle3-hybrid``); another head's own method.
-            ``num_speculative_tokens`` is then ``auto``, too, unless it is given.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
-            to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
-            ``auto`` lets the governor choose, round by round, how many pay, none included, by the
-            times and the acceptance that it measures (``engine/governor``); at temperatures above
-            0 the tokens of a seed then depend on the machine's speed, unless the method is
-            ``coupled``. ``auto-greedy`` leaves it the batches at temperature 0, whose tokens do
-            not depend on it, and drafts 5 tokens in the others, so that a seed has one output.
+            to 64. ``auto`` lets the governor choose, round by round, how many pay, none included,
+            by the times and the acceptance that it measures (``engine/governor``); at temperatures
+            above 0 the tokens of a seed then depend on the machine's speed, unless the method is
+            ``coupled``. ``auto-repeatable`` does so unless a sampled request in the batch has a
+            seed (``Sampling.seed``); the batch then drafts as ``fixed`` does, so that the seed has
+            one output. ``fixed`` takes the drafter's own depth if it has one, such as a tree's,
+            else 5. None is ``auto-repeatable`` for lossless methods that draft chains and for
+            ``method="auto"``, unless a stopping rule is given; ``fixed`` for all others.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a verification rule of your own in place of the method's.
         measure: measure how far a lossy rule diverges from the target, for ``result.stats``.
@@ -205,7 +206,7 @@ def build(
     target: Source,
     draft: Source | Head | None,
     method: str | None,
-    num_speculative_tokens: int | Literal["auto"] | None,
+    num_speculative_tokens: int | Literal["auto", "auto-repeatable", "fixed"] | None,
     *,
     options: Mapping[str, object] | None,
     verifier: Verifier | None,
@@ -228,11 +229,10 @@ def build(
     report: Report | None = None,
 ) -> Engine:
     """The engine of :func:`load`, which has no program yet."""
-    head = format_of(draft)
+    head, is_automatic = format_of(draft), False
     if isinstance(method, str) and method == AUTO:
         method, options = _automatic(target, draft, head, options)
-        if num_speculative_tokens is None:
-            num_speculative_tokens = AUTO
+        is_automatic = True
     row = find_method(_method_for(draft, head) if method is None else method)
     settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,
@@ -247,7 +247,10 @@ def build(
         "measure": measure,
         "generation_config": generation_config,
     }
-    Settings.checked(row, **settings)  # report a wrong setting before models are loaded
+    checked = Settings.checked(row, **settings)  # reports a wrong one before models are loaded
+    may_be_governed = verifier is None and (is_automatic or row.outputs_ignore_lengths)
+    if num_speculative_tokens is None and may_be_governed and not checked.stops:
+        settings["num_speculative_tokens"] = AUTO_REPEATABLE
     kinds = {"target": quantize_target, "draft": quantize_draft}
     for role, kind in kinds.items():
         if kind is not None:

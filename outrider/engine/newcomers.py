@@ -114,7 +114,7 @@ def _context(rows: Sequence[Row], target: HFModel) -> Context:
     return Context.start(
         sequences,
         warp_of(rows, target),
-        [row.request.sampling.seed for row in rows],
+        [row.request.seed for row in rows],
         [row.request.number for row in rows],
         target.device,
         [row.request.prompt_ids for row in rows] if has_encoder else None,

@@ -102,6 +102,7 @@ class Request:
             nothing, None as many as the engine.
         prediction: the output that the user expects, which a drafter may copy.
         rule: the rule that verifies the request where rows are sampled; None for the engine's.
+        seed: of the request's random numbers: that of the sampling parameters, or one drawn.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
@@ -113,6 +114,13 @@ class Request:
     num_speculative_tokens: int | None = None
     prediction: tuple[int, ...] = ()
     rule: Verifier | None = None
+    seed: int = 0
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it is sampled with a seed of the user's, so that its output must not depend on
+        the machine's speed or on other requests."""
+        return self.sampling.seed is not None and not self.sampling.greedy
 
     @property
     def first_ids(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 Users pass sampling parameters and request numbers as one for all prompts, or a list.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -195,6 +196,7 @@ class RequestBuilder:
                 number,
                 self.target.decoder_prompt,
                 index,
+                seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             )
             for index, (prompt, ids, sampling, number) in enumerate(
                 zip(prompts, encoded, samplings, numbers, strict=True)

@@ -84,7 +84,7 @@ def measure_round_times(
             report("measuring the time of rounds, once", number / len(missing))
         found: list[RoundTime] = []
         with suppress(OutriderError):  # the rows do not fit into memory, say
-            for greedy in (True, False) if governor.sources.sampled_length is None else (True,):
+            for greedy in (True, False):
                 found += _measured(engine, size, greedy)
         last = clock() - began
         if engine.target.device.type == "cpu" and processor_seconds() - ran < _BUSY * last:

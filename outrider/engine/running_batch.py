@@ -289,7 +289,8 @@ class RunningBatch:
         if row not in self._memory_of:
             request = row.request
             greedy = request.sampling.greedy
-            self._memory_of[row] = RowMemory(greedy, request.first_ids, row.token_ids)
+            memory = RowMemory(greedy, request.first_ids, row.token_ids, request.is_repeatable)
+            self._memory_of[row] = memory
         return self._memory_of[row]
 
     def _keep(self, rows: list[int]) -> None:

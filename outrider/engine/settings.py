@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.protocols import Verifier
@@ -20,9 +20,17 @@ MAX_SPECULATIVE_TOKENS = 64
 AUTO: Final = "auto"
 """Stands for a choice that the engine makes by what it measures."""
 
-AUTO_GREEDY: Final = "auto-greedy"
-"""The same for the draft lengths of batches at temperature 0, whose outputs do not depend on them;
-others have a fixed length."""
+AUTO_REPEATABLE: Final = "auto-repeatable"
+"""The same for the draft lengths of batches whose outputs do not depend on them, or need not be
+repeatable; a batch with a sampled row that has a seed has a fixed length."""
+
+LengthPolicy = Literal["auto", "auto-repeatable"]
+
+FIXED: Final = "fixed"
+"""Stands for the draft length of the drafter, if it has one, else 5, as None does; for ``load``,
+whose None lets a governor choose."""
+
+_GOVERNED = AUTO, AUTO_REPEATABLE
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Settings:
         recipe: the method with its options, or the user's own verifier in place of the method's.
         governed: whether a governor chooses the draft lengths (``num_speculative_tokens="auto"``);
             ``num_speculative_tokens`` is then None.
-        governs_sampled: whether it also chooses those of batches with sampled rows.
+        governs_seeds: whether it also chooses those of batches with a sampled row that has a seed.
         memory_budget: the bytes that ``max_memory`` allows; None without a bound.
         prefix_bytes: the bytes that ``prefix_cache`` allows; None without prefix reuse.
     """
@@ -41,7 +49,7 @@ class Settings:
     recipe: Recipe
     num_speculative_tokens: int | None
     governed: bool
-    governs_sampled: bool
+    governs_seeds: bool
     draft_confidence: float
     draft_length: DraftLength
     max_batch_size: int
@@ -50,6 +58,11 @@ class Settings:
     kv_dtype: KvDtype
     measure: bool
     generation_config: bool
+
+    @property
+    def stops(self) -> bool:
+        """Whether a rule of the user's ends drafts or sets their lengths."""
+        return bool(self.draft_confidence) or self.draft_length != DraftLength()
 
     @classmethod
     def checked(
@@ -78,8 +91,8 @@ class Settings:
         """
         recipe = method.recipe(options)
         word = _word(as_python(num_speculative_tokens))
-        governed = word is not None
-        num_tokens: Any = None if governed else as_python(num_speculative_tokens)
+        governed = word in _GOVERNED
+        num_tokens: Any = None if word is not None else as_python(num_speculative_tokens)
         max_batch_size = as_python(max_batch_size)
         check_speculative_tokens(num_tokens)
         check_range("max_batch_size", max_batch_size, 65536)
@@ -125,14 +138,14 @@ class Settings:
 
 
 def _word(number: object) -> str | None:
-    """The word that stands for a governor's choice; None for a number. Raises
-    InvalidParameterError for any other word."""
+    """The word in place of a number; None for a number. Raises InvalidParameterError for any other
+    word."""
     if not isinstance(number, str):
         return None
-    if number not in (AUTO, AUTO_GREEDY):
+    if number not in (*_GOVERNED, FIXED):
         raise InvalidParameterError(
             f"num_speculative_tokens={shown(number)}: must be a whole number from 1 to "
-            f"{MAX_SPECULATIVE_TOKENS}, 'auto' or 'auto-greedy'"
+            f"{MAX_SPECULATIVE_TOKENS}, 'auto', 'auto-repeatable' or 'fixed'"
         )
     return number
 

@@ -179,7 +179,7 @@ def draft_pass_seconds(draft: HFModel, prompt: Sequence[int], num_nodes: int) ->
 def _context(prompts: Sequence[Sequence[int]], sampling: Sampling, model: HFModel) -> Context:
     B = len(prompts)
     distribution = Warp([sampling] * B, model.num_tokens, model.device)
-    return Context.start(prompts, distribution, [sampling.seed] * B, range(B), model.device)
+    return Context.start(prompts, distribution, [sampling.seed or 0] * B, range(B), model.device)
 
 
 def _median_seconds(work: Callable[[], Any], model: HFModel) -> float:

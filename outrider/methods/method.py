@@ -180,6 +180,12 @@ class Method:
         return self.rule().lossless
 
     @property
+    def outputs_ignore_lengths(self) -> bool:
+        """Whether the distribution of its outputs is the same for drafts of any length, chains that
+        may end anywhere: a governor may then choose the lengths unasked."""
+        return self.lossless and self.stops_when_unsure
+
+    @property
     def options(self) -> dict[str, Option]:
         """The options by name."""
         return options_of(self.drafter) | options_of(self.rule)

@@ -78,7 +78,9 @@ class Sampling:
         presence_penalty: subtracted from the logits of tokens that occur in the output.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id -> number added to its logit.
-        seed: seed of the request's random numbers.
+        seed: seed of the request's random numbers; None draws one for each request, whose output
+            is then not repeatable, so that an engine may choose draft lengths by the clock
+            (``num_speculative_tokens="auto-repeatable"``).
         max_new_tokens: maximum number of tokens to emit.
         stop: strings and token ids that end the output. A stop string is removed from the output, a
             stop token id is kept.
@@ -112,7 +114,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0
+    seed: int | None = 0
     max_new_tokens: int = 128
     stop: str | int | Sequence[str | int] = ()
     ignore_eos: bool = False
@@ -180,7 +182,12 @@ class Sampling:
                 {position: token},
                 "must map positions, starting at 0, to token ids",
             )
-        _require(is_whole(self.seed), "seed", self.seed, "must be a whole number")
+        _require(
+            self.seed is None or is_whole(self.seed),
+            "seed",
+            self.seed,
+            "must be a whole number, or None",
+        )
         _require(
             is_whole(self.max_new_tokens) and self.max_new_tokens >= 1,
             "max_new_tokens",

@@ -1,5 +1,6 @@
 """An engine per method that is in use, all on the models of the first. Where a governor chooses the
-draft lengths of the first, the others have governors of their own.
+draft lengths of the first, the others have governors of their own, where their lengths may be
+chosen.
 
 Requests of one engine share batches; an engine of another method has batches of its own, and the
 worker runs a step of each in turn.
@@ -11,6 +12,7 @@ from typing import Literal, get_origin
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.engine import Engine
+from outrider.engine.settings import AUTO, LengthPolicy
 from outrider.methods import METHODS, Method, find_method
 from outrider.methods.copying import PREDICTED
 from outrider.serve.errors import ApiError
@@ -143,13 +145,19 @@ class EnginePool:
         self._make_room()
         try:
             engine = self.default.with_method(
-                method, options, num_speculative_tokens=self.default.length_policy
+                method, options, num_speculative_tokens=self._length_policy(method)
             )
         except (IncompatibleError, InvalidParameterError) as error:
             param = "method_options" if "option" in str(error) else "method"
             raise ApiError(str(error), param=param) from error
         self._others[key] = engine
         return engine
+
+    def _length_policy(self, method: Method) -> LengthPolicy | None:
+        """How draft lengths of another method are chosen: as the default's, but a governor that
+        nobody asked for leaves outputs that depend on them alone."""
+        policy = self.default.length_policy
+        return policy if policy == AUTO or method.outputs_ignore_lengths else None
 
     def _make_room(self) -> None:
         if self._max_engines == 1:

@@ -5,7 +5,6 @@ value asks for nothing. No field is ignored but ``user`` and ``metadata``, which
 client's own records.
 """
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -278,7 +277,7 @@ class GenerationFields(SpeculationFields):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            seed=self.seed,
             max_new_tokens=max_new_tokens,
             stop=(*stop, *(self.stop_token_ids or ())),
             ignore_eos=bool(self.ignore_eos),

@@ -67,7 +67,7 @@ def samples(
         sampling: of the continuations; the seed increases with every batch.
         prompts: text or token ids.
     """
-    left, typical, seed = num_tokens, sampling.max_new_tokens, sampling.seed
+    left, typical, seed = num_tokens, sampling.max_new_tokens, sampling.seed or 0
     waiting = cycle(prompts)
     while left > 0:
         rows = min(engine.max_batch_size, ceil(left / typical))

@@ -17,6 +17,7 @@ from outrider import Engine, Sampling
 from outrider.core.chain import _cached_arange, _cached_chain_tensors
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
+from outrider.core.tree import _cached_tree_tensors
 from outrider.engine.admission import parse_bytes
 from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel, KVCache
@@ -255,6 +256,7 @@ def test_no_tensor_is_leaked_as_requests_come_and_go(
             for kept in (
                 _cached_chain_tensors,
                 _cached_arange,
+                _cached_tree_tensors,
                 per_row,
                 _spread,
             ):  # by shape, and bounded

@@ -28,6 +28,7 @@ from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.outcomes import Asked
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
+from outrider.verifiers import Rejection
 
 TARGET = tiny(dtype=torch.float64, std=0.2)
 DRAFT = tiny(dtype=torch.float64, seed=1, std=0.2)
@@ -83,13 +84,13 @@ def test_the_coupled_method_gives_plain_output_at_any_temperature(lengths: list[
     assert set(lengths) > {0, 3}
 
 
-def test_a_seed_has_one_output_where_only_greedy_batches_are_governed() -> None:
-    """Sampled rows draft as many tokens as without a governor, whoever is in the batch; greedy rows
-    may draft fewer."""
+def test_a_seed_has_one_output_where_outputs_must_be_repeatable() -> None:
+    """Sampled rows that have a seed draft as many tokens as without a governor, whoever is in the
+    batch; greedy rows may draft fewer."""
     sampled = Sampling(temperature=0.9, max_new_tokens=30, ignore_eos=True, seed=3)
     fixed = engine_of(TARGET, DRAFT, "speculative", 5)
-    governed = engine_of(TARGET, DRAFT, "speculative", "auto-greedy")  # type: ignore[arg-type]
-    assert governed.length_policy == "auto-greedy"
+    governed = engine_of(TARGET, DRAFT, "speculative", "auto-repeatable")  # type: ignore[arg-type]
+    assert governed.length_policy == "auto-repeatable"
     wanted = token_ids(fixed.generate(PROMPTS, sampled))
     for _ in range(2):
         found = governed.generate(PROMPTS, sampled)
@@ -101,6 +102,42 @@ def test_a_seed_has_one_output_where_only_greedy_batches_are_governed() -> None:
     assert plain.stats.believed_rounds > 0
     mixed = governed.generate([PROMPTS[0], PROMPTS[1]], [greedy(30), sampled])
     assert list(mixed[1].token_ids) == list(fixed.generate(PROMPTS[1:2], sampled)[0].token_ids)
+
+
+def test_samples_without_a_seed_are_governed() -> None:
+    """Each has random numbers of its own; one row with a seed in the batch fixes the length of all
+    rows."""
+    free = Sampling(temperature=0.9, max_new_tokens=30, ignore_eos=True, seed=None)
+    engine = engine_of(TARGET, DRAFT, "speculative", "auto-repeatable")  # type: ignore[arg-type]
+    found = [engine.generate(PROMPTS, free) for _ in range(2)]
+    assert found[1].stats.believed_rounds > 0
+    assert token_ids(found[0]) != token_ids(found[1])  # equal with probability 1e-100
+    assert engine.request(PROMPTS[0], free).seed != engine.request(PROMPTS[0], free).seed
+    sampled = replace(free, seed=3)
+    alone = engine_of(TARGET, DRAFT, "speculative", 5).generate(PROMPTS[1:2], sampled)
+    mixed = engine.generate(PROMPTS[:2], [free, sampled])
+    assert list(mixed[1].token_ids) == list(alone[0].token_ids)
+
+
+def test_what_is_governed_unasked() -> None:
+    """Lossless chains, whose outputs have one distribution whatever their lengths are, unless the
+    user sets a length, a rule that ends drafts, or a verification rule."""
+    models = tiny_module(), tiny_module(seed=1)
+
+    def policy(*arguments: Any, **settings: Any) -> str | None:
+        return load(*models, *arguments, device="cpu", **settings).length_policy
+
+    assert policy() == policy("block") == policy("auto") == "auto-repeatable"
+    assert policy("mentored") is None  # lossy
+    assert policy("specinfer") is None  # a tree
+    assert policy("plain") is None
+    for fixed in (3, "fixed"):
+        assert policy(num_speculative_tokens=fixed) is None
+    assert load(*models, num_speculative_tokens="fixed").num_speculative_tokens == 5
+    assert policy(num_speculative_tokens=AUTO) == AUTO
+    assert policy(draft_confidence=0.4) is None
+    assert policy(draft_length="heuristic") is None
+    assert policy(verifier=Rejection()) is None
 
 
 def test_statistics_explain_the_choices() -> None:
@@ -221,7 +258,7 @@ def test_what_was_missed_is_read_in_passes_of_bounded_width(
 
 
 def test_settings_that_contradict_auto() -> None:
-    with pytest.raises(InvalidParameterError, match="'auto' or 'auto-greedy'"):
+    with pytest.raises(InvalidParameterError, match="'auto', 'auto-repeatable' or 'fixed'"):
         load("/nowhere", num_speculative_tokens="many")  # type: ignore[arg-type]
     for policy in ("heuristic", "table:[[1, 4, 2]]"):
         with pytest.raises(IncompatibleError, match="both choose the draft length"):

@@ -305,6 +305,35 @@ def test_methods_of_requests_are_governed_where_the_servers_is(
     assert plain.governor is None
 
 
+def test_a_governor_that_nobody_asked_for_spares_methods_whose_outputs_depend_on_lengths(
+    client_of: Callable[..., TestClient],
+) -> None:
+    client = client_of(tiny_engine(γ="auto-repeatable"))
+    for method in ("block", "mentored", "specinfer"):
+        body = {"prompt": "x", "max_tokens": 2, "method": method}
+        assert client.post(COMPLETIONS, json=body).status_code == 200
+    _, *others = client.app.state.service.pool.engines  # type: ignore[attr-defined]
+    assert [each.length_policy for each in others] == ["auto-repeatable", None, None]
+
+
+def test_a_clients_seed_has_one_output_although_lengths_are_governed(
+    client_of: Callable[..., TestClient],
+) -> None:
+    """It is that of an engine with a fixed length; without a seed outputs differ."""
+    engine = tiny_engine(γ="auto-repeatable")
+    client = client_of(engine)
+    body = BODY | {"max_tokens": 30, "temperature": 1.0}
+    texts = [
+        client.post(COMPLETIONS, json=body | own).json()["choices"][0]["text"]
+        for own in ({"seed": 5}, {}, {"seed": 5}, {})
+    ]
+    assert texts[0] == texts[2]
+    assert texts[1] != texts[3]  # equal with probability 1e-30
+    sampling = Sampling(temperature=1.0, max_new_tokens=30, seed=5)
+    (wanted,) = tiny_engine(γ=5).generate([BODY["prompt"]], sampling)
+    assert texts[0] == wanted.text
+
+
 def test_metrics(client_of: Callable[..., TestClient]) -> None:
     client = client_of(tiny_engine(max_memory="8MiB", prefix_cache="1MiB"))
     body = BODY | {"max_tokens": 30, "temperature": 0, "speculation_metrics": "summary"}

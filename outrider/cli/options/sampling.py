@@ -135,6 +135,15 @@ Seed = Annotated[
         metavar="N", help="Random seed; equal seeds give equal outputs.", rich_help_panel=SAMPLING
     ),
 ]
+SeedOrNone = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Random seed; equal seeds give equal outputs. Default: another one each time.",
+        rich_help_panel=SAMPLING,
+    ),
+]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
@@ -221,7 +230,7 @@ def sampling_of(
     penalties: OwnPenalties,
     *,
     logit_bias: dict[int, float],
-    seed: int,
+    seed: int | None,
     max_new_tokens: int,
     stop: list[str] | None,
     stop_token_id: list[int] | None,

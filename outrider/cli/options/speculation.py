@@ -1,6 +1,6 @@
 """Options that choose the decoding method and the length of drafts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +10,8 @@ from outrider.methods import catalogue
 
 SPECULATION = "Speculation"
 AUTO = "auto"
-AUTO_GREEDY = "auto-greedy"
+AUTO_REPEATABLE = "auto-repeatable"
+FIXED = "fixed"
 
 
 def complete_methods() -> list[tuple[str, str]]:
@@ -57,13 +58,13 @@ NumSpeculativeTokens = Annotated[
 
 def _parse_tokens(text: str) -> Any:
     """A number, or a word for lengths that are chosen by measurement."""
-    if text in (AUTO, AUTO_GREEDY):
+    if text in (AUTO, AUTO_REPEATABLE, FIXED):
         return text
     try:
         return int(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a valid integer, nor 'auto' or 'auto-greedy'"
+            f"{text!r} is not a valid integer, nor 'auto', 'auto-repeatable' or 'fixed'"
         ) from None
 
 
@@ -71,13 +72,14 @@ NumSpeculativeTokensOrAuto = Annotated[
     int | None,
     typer.Option(
         "--num-speculative-tokens",
-        metavar="N|auto|auto-greedy",
+        metavar="N|auto|auto-repeatable|fixed",
         parser=_parse_tokens,
         help="γ: maximum number of draft tokens per round, 1 to 64; for a tree, of levels. 'auto' "
         "chooses the number round by round, 0 included, by measured times and acceptance; the "
         "output of a seed then depends on the machine's speed, except at temperature 0 and with "
-        "method 'coupled'. 'auto-greedy' does so at temperature 0 only and drafts 5 tokens "
-        "otherwise, so that a seed has one output. Default: a tree's own depth, else 5.",
+        "method 'coupled'. 'auto-repeatable' does so unless a sampled output has a seed, which "
+        "then has one output. 'fixed' is a tree's own depth, else 5. Default: 'auto-repeatable' "
+        "for lossless methods that draft chains, else 'fixed'.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -113,6 +115,14 @@ class Speculation:
     num_speculative_tokens: NumSpeculativeTokensOrAuto = None
     draft_confidence: DraftConfidence = 0.0
     draft_length: DraftLength = "fixed"
+
+    @property
+    def with_fixed_length(self) -> "Speculation":
+        """The same, of fixed length where the user chose none."""
+        if self.num_speculative_tokens is not None:
+            return self
+        fixed: Any = FIXED
+        return replace(self, num_speculative_tokens=fixed)
 
     @property
     def options(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ def load(
     target: str | Path = EMBEDDED,
     draft: Any = None,
     method: str | None = None,
-    num_speculative_tokens: int | Literal["auto"] | None = None,
+    num_speculative_tokens: int | Literal["auto", "auto-repeatable", "fixed"] | None = None,
     *,
     draft_placement: Placement = "replicated",
     dtype: str | torch.dtype | None = None,

@@ -200,18 +200,33 @@ class RowMemory:
         greedy: whether the row is at temperature 0.
         prompt: the tokens that its output continues.
         output: its output, which grows.
+        repeatable: whether its output must be repeatable, and depends on draft lengths.
 
     Attributes:
+        repeatable: as given.
         kind: the class whose estimates it shares.
         rates: by source, the row's acceptance.
         has_changed: whether it began or ceased to repeat itself since its drafts were looked at.
     """
 
-    __slots__ = ("_num_followed", "_output", "_repetition", "has_changed", "kind", "rates")
+    __slots__ = (
+        "_num_followed",
+        "_output",
+        "_repetition",
+        "has_changed",
+        "kind",
+        "rates",
+        "repeatable",
+    )
 
     def __init__(
-        self, greedy: bool, prompt: Sequence[int] = (), output: Sequence[int] = ()
+        self,
+        greedy: bool,
+        prompt: Sequence[int] = (),
+        output: Sequence[int] = (),
+        repeatable: bool = False,
     ) -> None:
+        self.repeatable = repeatable
         self.rates: dict[int, RowRates] = {}
         self._repetition = Repetition(prompt if greedy else ())
         self.has_changed = self._repetition.is_on

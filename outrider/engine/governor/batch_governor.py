@@ -136,8 +136,8 @@ class BatchGovernor:
                 return self._rest
             self._end_rest()
             self._standing = None
-        fixed = self._governor.sources.sampled_length
-        if not greedy and fixed is not None:
+        fixed = self._governor.fixed_length(rows)
+        if fixed is not None:
             choice = Option(0, fixed, None)
         else:
             choice = self._choice(rows, limits, greedy, reviewable)
@@ -174,7 +174,7 @@ class BatchGovernor:
         governor, sources = self._governor, self._governor.sources
         with governor.lock:
             costs = governor.costs(greedy, 0)
-            if costs.is_empty or (not greedy and sources.sampled_length is not None):
+            if costs.is_empty or governor.fixed_length(rows) is not None:
                 return True
             lengths = sources.up_to(max(limits))
             promise = governor.promise(0, rows, limits, greedy, lengths)

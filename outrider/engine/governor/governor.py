@@ -51,6 +51,8 @@ class Governor:
         start_credit: rounds that may be spent on reading prompts to no use.
         drafted: of greedy batches and of all others, the last round that drafted.
         compared: of the same, the last round that drafted or was reviewed.
+        is_suspended: whether all rounds draft ``Sources.fixed_length``, if there is one, whatever
+            pays: something learns from drafts.
         lock: held by whoever reads or writes what was learned.
     """
 
@@ -65,6 +67,7 @@ class Governor:
         self.start_credit = 0.0
         self.drafted = {True: 0, False: 0}
         self.compared = {True: 0, False: 0}
+        self.is_suspended = False
         self.lock: AbstractContextManager[object] = Lock()
 
     def costs(self, greedy: bool, source: int) -> RoundCosts:
@@ -90,6 +93,13 @@ class Governor:
             return False
         self.start_credit = 0.0
         return True
+
+    def fixed_length(self, rows: Sequence[RowMemory]) -> int | None:
+        """The draft length of a batch of these rows if it may not be chosen; None if it may."""
+        fixed = self.sources.fixed_length
+        if fixed is None or self.is_suspended:
+            return fixed
+        return fixed if any(row.repeatable for row in rows) else None
 
     # ------------------------------------------------------------------------------------ learning
 

@@ -28,15 +28,15 @@ class Sources:
         lags: whether a draft model has a cache of its own, which falls behind in rounds without
             drafts. Few tokens wait for a head, which reads them and drafts in one program, and an
             early exit shares the target's cache.
-        sampled_length: the draft length of batches with sampled rows, whose tokens depend on it;
-            None chooses that, too.
+        fixed_length: the draft length of batches with a row whose output must be repeatable and
+            depends on it; None chooses that, too.
     """
 
     lengths: tuple[int, ...] = tuple(range(MOST + 1))
     names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
     lags: bool = True
-    sampled_length: int | None = None
+    fixed_length: int | None = None
 
     def up_to(self, most: int) -> tuple[int, ...]:
         """The draft lengths that are not longer than this."""

@@ -222,7 +222,7 @@ class Bench:
         with objects_set_aside():
             batches = tuple(run_examples(engine, examples, sampling, cell.batch_size, self._clock))
         readings = _read_meters(self._meters)
-        return Repeat(cell.key, number, sampling.seed, date, batches, readings, self._session)
+        return Repeat(cell.key, number, sampling.seed or 0, date, batches, readings, self._session)
 
     def _warm_up(self, planned: Planned) -> None:
         """Continues the first examples, once per engine, kind of sampling and batch size."""

@@ -44,7 +44,7 @@ def paired_distributions(
         share = -(-(num_positions - found) // len(prompts))
         reseeded = replace(
             sampling,
-            seed=sampling.seed + repeat,
+            seed=(sampling.seed or 0) + repeat,
             max_new_tokens=min(share, sampling.max_new_tokens),
         )
         for result in plain.generate(list(prompts), reseeded):

@@ -133,7 +133,7 @@ def generate(
         progress(f"outputs of {one.setting.name}")
         one.measure(list(prompts) * texts_per_prompt, sampling)
     for repeat in range(repeats):
-        seeded = replace(sampling, seed=sampling.seed + 1 + repeat)
+        seeded = replace(sampling, seed=(sampling.seed or 0) + 1 + repeat)
         for i in range(len(series)):
             one = series[(i + repeat) % len(series)]
             progress(f"speed of {one.setting.name}, repeat {repeat + 1} of {repeats}")

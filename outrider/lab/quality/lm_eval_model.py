@@ -51,7 +51,7 @@ class OutriderLM(TemplateLM):
         super().__init__()
         rows = int(batch_size) if str(batch_size).isdecimal() else BATCH
         if engine is None:
-            engine = load(**{"max_batch_size": rows, **settings})
+            engine = load(**{"max_batch_size": rows, "num_speculative_tokens": "fixed", **settings})
         self.model = HarnessModel(engine, rows)
         self.tokenizer = self.model.tokenizer
         self.backend = "seq2seq" if self.model.is_encoder_decoder else "causal"

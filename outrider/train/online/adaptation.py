@@ -129,7 +129,7 @@ class Adaptation:
         )
         self._worker: Worker = self._started()
         warm_up(engine)
-        engine.observed.observer = self
+        self._watch(True)
 
     # ------------------------------------------------------------------------ for the user
 
@@ -195,12 +195,19 @@ class Adaptation:
                 f"{size / 1e6:.1f} MB"
             ) from error
 
+    def _watch(self, on: bool) -> None:
+        """Begins to observe the engine's rounds, all of which then draft unless the user asked for
+        a governor, or ceases to."""
+        self._engine.observed.observer = self if on else None
+        if self._engine.governor is not None:
+            self._engine.governor.is_suspended = on
+
     def stop(self) -> None:
         """Ends adaptation. The engine keeps the weights that serve; the trainer saves a checkpoint
         if there is a folder."""
         with self._condition:
             if self._engine.observed.observer is self:
-                self._engine.observed.observer = None
+                self._watch(False)
             if self._status == "running":
                 self._status = "stopped"
             self._condition.notify_all()

@@ -477,3 +477,15 @@ def test_new_weights_that_are_worse_on_what_was_held_out_are_not_published(
         traffic(engine, adaptation, 2)
         published = adaptation.state.version
     assert published <= 1, "the later weights measure lower than the earlier ones"
+
+
+def test_a_governor_that_nobody_asked_for_leaves_the_lengths_alone_meanwhile() -> None:
+    """Rounds without drafts teach nothing; once adaptation stops, the governor chooses again."""
+    engine = engine_of(*pair(), γ="auto-repeatable")  # type: ignore[arg-type]
+    free = replace(sampled(), seed=None)
+    with engine.adapt(settings=QUICK) as adaptation:
+        stats = engine.generate(PROMPTS, free).stats
+        assert stats.believed_rounds == 0
+        assert adaptation.flush(120)
+        assert adaptation.state.step > 0
+    assert engine.generate(PROMPTS, free).stats.believed_rounds > 0
