@@ -101,8 +101,8 @@ FIRST = Training(
 )
 SECOND = Training(
     target=Schedule(learning_rate=3e-3, steps=2000, warmup_steps=40, decay_steps=1000),
-    draft=Schedule(learning_rate=3e-3, steps=1500, warmup_steps=20, decay_steps=900),
-    polish=Schedule(learning_rate=1e-3, steps=300, warmup_steps=10, decay_steps=250),
+    draft=Schedule(learning_rate=3e-3, steps=1800, warmup_steps=20, decay_steps=1200),
+    polish=Schedule(learning_rate=1e-3, steps=250, warmup_steps=10, decay_steps=200),
     long_steps=60,
     seen={"target": (1200, 50), "draft": (1550, 50), "polish": (250, 0)},
 )
