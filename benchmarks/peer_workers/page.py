@@ -22,7 +22,8 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     measured = {key: row for key, row in rows.items() if "median" in row}
     best = ours(rows)
     temperature = about.get("temperature", 0)
-    sampled = f" at temperature {temperature:g}" if temperature else ""
+    sampled = " over chat prompts" if about.get("chats") else ""
+    sampled += f" at temperature {temperature:g}" if temperature else ""
     lines = [
         f"## The {about.get('pair', name)} pair in {about.get('dtype', 'float32')}{sampled}",
         "",
@@ -82,4 +83,10 @@ def _agreement(row: Mapping[str, Any]) -> str:
 def _bar(bar: Mapping[str, Any]) -> list[str]:
     outcome = {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
     value = "" if bar["ratio"] is None else f"{bar['ratio']:.2f}×"
-    return [f"{bar['ours']} / {bar['theirs']}", f"{bar['least']:.2f}×", value, outcome]
+    names = bar["ours"], bar["theirs"]
+    compared = map(_named, names, bar.get("fastest", names))
+    return [" / ".join(compared), f"{bar['least']:.2f}×", value, outcome]
+
+
+def _named(group: str, row: str) -> str:
+    return group if group == row else f"{group} (`{row}`)"
