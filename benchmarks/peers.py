@@ -158,7 +158,7 @@ class Run:
         series = {one.name: one for one in self.series.values()}
         model = None if self.job.temperature else reference(series)
         rows = {name: summary(one, model) for name, one in series.items()}
-        return {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
+        return {"about": about, "rows": rows, "bars": verdicts(pair, rows, self.job.temperature)}
 
     def _start(self, peer: str, stack: ExitStack) -> Client | None:
         log = Path(self.job.exports) / f"{peer}.log"

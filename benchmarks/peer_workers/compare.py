@@ -41,6 +41,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Rows of which the fastest counts, by the name of the group."""
 
+LOSSY_IF_SAMPLED = tuple(
+    f"openvino:speculative{kind}" for kind in ("", " f32", " f16", " bf16", " int8")
+)
+"""Rows whose samples do not follow the target's distribution (docs/peers.md): no bar of a sampled
+run counts them."""
+
 REFERENCES = ("outrider:plain", "outrider:plain compiled")
 
 
@@ -195,9 +201,13 @@ def ratio(rows: Mapping[str, Mapping[str, Any]], one: str, other: str) -> float 
     return float(rows[one]["median"] / rows[other]["median"])
 
 
-def verdicts(pair: str, rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def verdicts(
+    pair: str, rows: Mapping[str, Mapping[str, Any]], temperature: float = 0.0
+) -> list[dict[str, Any]]:
     """The bars of a pair with the measured ratios; ``met`` is None where none was measured."""
     found = []
+    if temperature:
+        rows = {name: row for name, row in rows.items() if name not in LOSSY_IF_SAMPLED}
     for bar in BARS:
         if bar.pair == pair:
             best = [fastest(rows, group) or group for group in (bar.ours, bar.theirs)]

@@ -187,6 +187,9 @@ def test_the_fastest_row_of_a_group_counts() -> None:
     (bar,) = [bar for bar in verdicts("smollm2", rows) if bar["ours"] == OURS_EQUAL]
     assert bar["fastest"] == ["outrider:auto q8_0 compiled", "llama.cpp:plain q8_0"]
     assert bar["ratio"] == 1.5
+    rows["openvino:speculative"] = {"median": 5.0}  # whose samples are of another distribution
+    assert bar in verdicts("smollm2", rows, temperature=0.8)
+    assert bar not in verdicts("smollm2", rows)
     report = {"about": ABOUT, "rows": {}, "bars": [bar]}
     assert "perplexity (`llama.cpp:plain q8_0`) | 1.30× | 1.50× | met |" in markdown(
         {"pairs": {"smollm2": report}}
