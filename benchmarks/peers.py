@@ -8,12 +8,12 @@
 
 Every peer runs in its own process, and in its own environment if it needs one (docs/peers.md). All
 get the same prompts as token ids, the same number of new tokens, precision, γ and threads, with
-temperature and batch 1. SmolLM2-135M-Instruct has no smaller draft model, but a head, which only
-Outrider reads. ``--prompt-files`` has chat prompts, such as ``published_prompts.py`` writes. Rows
-whose names end in a precision run in that one; with a format of blocks, such as q8_0, Outrider and
-llama.cpp read the same GGUF file. Each repeat runs every row once, in an order that rotates. Peers
-that are not installed are listed with the reason. Writes its section of
-``benchmarks/results/peers.json`` and the whole of ``peers.md``.
+temperature and batch 1. SmolLM2-135M-Instruct has the draft model that comes with the package,
+which all peers read, and a head, which only Outrider reads. ``--prompt-files`` has chat prompts,
+such as ``published_prompts.py`` writes. Rows whose names end in a precision run in that one; with a
+format of blocks, such as q8_0, Outrider and llama.cpp read the same GGUF file. Each repeat runs
+every row once, in an order that rotates. Peers that are not installed are listed with the reason.
+Writes its section of ``benchmarks/results/peers.json`` and the whole of ``peers.md``.
 """
 
 import argparse
@@ -31,7 +31,15 @@ from typing import Any, TypeVar
 
 from benchmarks import copy_prompts
 from benchmarks.peer_workers.client import Client, PeerError
-from benchmarks.peer_workers.compare import Series, reference, summary, verdicts
+from benchmarks.peer_workers.compare import (
+    GROUPS,
+    OPENVINO_OR_LLAMA_CPP,
+    OURS_EQUAL,
+    Series,
+    reference,
+    summary,
+    verdicts,
+)
 from benchmarks.peer_workers.page import markdown
 from benchmarks.peer_workers.pairs import PAIRS
 from benchmarks.peer_workers.protocol import BLOCKS, Job
@@ -75,13 +83,11 @@ PLANS = {
     "smollm2": Plan(
         (
             "outrider:plain compiled",
-            "outrider:eagle3 compiled",
+            *GROUPS[OURS_EQUAL],
             "transformers:plain",
-            "openvino:plain",
-            "llama.cpp:plain",
-            "llama.cpp:plain f16",
-            "llama.cpp:plain bf16",
-            *BLOCK_ROWS,
+            "transformers:assisted",
+            *GROUPS[OPENVINO_OR_LLAMA_CPP],
+            *(row for row in BLOCK_ROWS if row not in GROUPS[OPENVINO_OR_LLAMA_CPP]),
         ),
         4,
         64,
@@ -152,7 +158,7 @@ class Run:
         series = {one.name: one for one in self.series.values()}
         model = None if self.job.temperature else reference(series)
         rows = {name: summary(one, model) for name, one in series.items()}
-        return {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
+        return {"about": about, "rows": rows, "bars": verdicts(pair, rows, self.job.temperature)}
 
     def _start(self, peer: str, stack: ExitStack) -> Client | None:
         log = Path(self.job.exports) / f"{peer}.log"
@@ -289,6 +295,7 @@ def main() -> None:
         "pair": pair.name,
         "dtype": options.dtype,
         "temperature": options.temperature,
+        "chats": bool(options.prompt_files),
         "parameters": pair.parameters,
         "num_speculative_tokens": options.gamma,
         "threads": options.threads,
@@ -302,14 +309,15 @@ def main() -> None:
     page = ""
     for repeats in measure(options.repeats):  # written each time, so that a killed run loses little
         report = run.report(pair.name, about | {"repeats": repeats})
-        key = section(pair.name, options.dtype, options.temperature)
+        key = section(pair.name, options.dtype, options.temperature, bool(options.prompt_files))
         page = written(options.out, key, report)
     print(page)
 
 
-def section(pair: str, dtype: str, temperature: float = 0.0) -> str:
-    """The key of a pair in a precision, and at a temperature, in the report."""
-    words = [pair] + [dtype] * (dtype != "float32")
+def section(pair: str, dtype: str, temperature: float = 0.0, chats: bool = False) -> str:
+    """The key of a pair in a precision, over chat prompts or not, and at a temperature, in the
+    report."""
+    words = [pair] + [dtype] * (dtype != "float32") + ["chats"] * chats
     return ", ".join([*words, *[f"temperature {temperature:g}"] * (temperature > 0)])
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_workers.protocol import Answer, Batch, Job, Ready
+from benchmarks.peer_workers.protocol import Answer, Batch, Job, Likelihood, Ready
 
 ROOT = Path(__file__).parents[2]
 GENERATE_SECONDS = 300.0  # limit for a continuation
@@ -58,6 +58,11 @@ class Client:
         return Batch(
             **self._ask({**request, "clients": clients, "num_tokens": num_tokens}, self.limit)
         )
+
+    def likelihood(self, texts: Sequence[Sequence[int]]) -> Likelihood:
+        """See :class:`Scoring`; raises :class:`PeerError`."""
+        request = {"verb": "likelihood", "texts": [list(each) for each in texts]}
+        return Likelihood(**self._ask(request, self.limit))
 
     def close(self) -> None:
         """Ends the process."""

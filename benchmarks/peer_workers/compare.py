@@ -1,15 +1,52 @@
-"""Compares the answers of all peers: speed with its spread, agreement, ratios, bars."""
+"""Compares the answers of all peers: speed with its spread, agreement, ratios, bars.
+
+A bar compares two rows, or groups of rows, of which the fastest counts. Rows in few bits enter a
+group only if they change the target's perplexity by at most 1 % (``benchmarks/perplexity.py``).
+"""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.peer_workers.protocol import Answer, Ready
+from benchmarks.peer_workers.protocol import BLOCKS, Answer, Ready
 
 OURS = "outrider:speculative compiled"
 OURS_EAGER = "outrider:speculative"
-OURS_BY_HEAD = "outrider:eagle3 compiled"
+OURS_DRAFTED = "ours, with a draft or head"
+OURS_EQUAL = "ours, with a draft or head, equal perplexity"
+OPENVINO_OR_LLAMA_CPP = "OpenVINO or llama.cpp, equal perplexity"
+LLAMA_CPP_16_BITS = "llama.cpp:plain, 16 bits"
+_DRAFTED = ("speculative", "eagle3", "eagle3-hybrid", "eagle3-tree-hybrid", "auto")
+_EQUAL_LLAMA_CPP = ("", " f16", " bf16", " q8_0")
+_EQUAL_OPENVINO = ("", " int8")
+GROUPS: dict[str, tuple[str, ...]] = {
+    OURS_DRAFTED: tuple(f"outrider:{method} compiled" for method in _DRAFTED),
+    OURS_EQUAL: tuple(
+        f"outrider:{method}{kind} compiled" for kind in ("", " q8_0") for method in _DRAFTED
+    ),
+    OPENVINO_OR_LLAMA_CPP: (
+        *(
+            f"openvino:{method}{kind}"
+            for kind in _EQUAL_OPENVINO
+            for method in ("plain", "speculative", "prompt-lookup")
+        ),
+        *(
+            f"llama.cpp:{method}{kind}"
+            for kind in _EQUAL_LLAMA_CPP
+            for method in ("plain", "speculative")
+        ),
+    ),
+    LLAMA_CPP_16_BITS: tuple(f"llama.cpp:plain{kind}" for kind in ("", " f16", " bf16")),
+}
+"""Rows of which the fastest counts, by the name of the group."""
+
+LOSSY_IF_SAMPLED = tuple(
+    f"openvino:speculative{kind}" for kind in ("", " f32", " f16", " bf16", " int8")
+)
+"""Rows whose samples do not follow the target's distribution (docs/peers.md): no bar of a sampled
+run counts them."""
+
 REFERENCES = ("outrider:plain", "outrider:plain compiled")
 
 
@@ -52,8 +89,8 @@ class Bar:
 
     Attributes:
         pair: on which it is measured.
-        ours: the row in the numerator.
-        theirs: the row in the denominator.
+        ours: the row or the group in the numerator.
+        theirs: the row or the group in the denominator.
         least: the ratio to reach.
     """
 
@@ -71,10 +108,15 @@ BARS = (
     Bar("1B-cost", OURS, "openvino:speculative", 1.0),
     Bar("1B-cost", OURS, "llama.cpp:speculative", 1.0),
     Bar("1B-cost", OURS, "outrider:plain compiled", 2.0),
-    Bar("smollm2", OURS_BY_HEAD, "llama.cpp:plain", 1.3),
-    Bar("smollm2", OURS_BY_HEAD, "llama.cpp:plain q8_0", 1.3),
-    Bar("smollm2", OURS_BY_HEAD, "openvino:plain", 1.3),
-    Bar("smollm2", OURS_BY_HEAD, "outrider:plain compiled", 1.4),
+    Bar("smollm2", OURS_DRAFTED, "transformers:assisted", 3.0),
+    Bar("smollm2", OURS, "transformers:assisted", 3.0),
+    Bar("smollm2", OURS_EQUAL, OPENVINO_OR_LLAMA_CPP, 1.3),
+    Bar("smollm2", OURS_DRAFTED, "outrider:plain compiled", 1.4),
+    Bar("smollm2", "outrider:plain compiled", LLAMA_CPP_16_BITS, 1.0),
+    *(
+        Bar("smollm2", f"outrider:plain {kind} compiled", f"llama.cpp:plain {kind}", 1.0)
+        for kind in BLOCKS
+    ),
 )
 
 
@@ -141,9 +183,15 @@ def summary(series: Series, model: Series | None) -> dict[str, Any]:
 
 
 def ours(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Outrider's row in ratios: compiled if it was measured, and with a draft model or a head."""
-    measured = (name for name in (OURS, OURS_BY_HEAD) if "median" in rows.get(name, {}))
-    return next(measured, OURS_EAGER)
+    """Outrider's row in ratios: the fastest that drafts in the precision of the run, compiled if
+    one was measured."""
+    return fastest(rows, OURS_DRAFTED) or OURS_EAGER
+
+
+def fastest(rows: Mapping[str, Mapping[str, Any]], group: str) -> str | None:
+    """The fastest measured row of a group, or the row itself; None if none was measured."""
+    measured = [name for name in GROUPS.get(group, (group,)) if "median" in rows.get(name, {})]
+    return max(measured, key=lambda name: rows[name]["median"], default=None)
 
 
 def ratio(rows: Mapping[str, Mapping[str, Any]], one: str, other: str) -> float | None:
@@ -153,12 +201,17 @@ def ratio(rows: Mapping[str, Mapping[str, Any]], one: str, other: str) -> float 
     return float(rows[one]["median"] / rows[other]["median"])
 
 
-def verdicts(pair: str, rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def verdicts(
+    pair: str, rows: Mapping[str, Mapping[str, Any]], temperature: float = 0.0
+) -> list[dict[str, Any]]:
     """The bars of a pair with the measured ratios; ``met`` is None where none was measured."""
     found = []
+    if temperature:
+        rows = {name: row for name, row in rows.items() if name not in LOSSY_IF_SAMPLED}
     for bar in BARS:
         if bar.pair == pair:
-            value = ratio(rows, bar.ours, bar.theirs)
+            best = [fastest(rows, group) or group for group in (bar.ours, bar.theirs)]
+            value = ratio(rows, *best)
             met = None if value is None else value >= bar.least
-            found.append(asdict(bar) | {"ratio": value, "met": met})
+            found.append(asdict(bar) | {"fastest": best, "ratio": value, "met": met})
     return found

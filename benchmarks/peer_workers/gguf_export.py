@@ -130,8 +130,8 @@ def _vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     if config.get("bos_token_id") is not None:
         writer.add_bos_token_id(config["bos_token_id"])
-    if config.get("eos_token_id") is not None:
-        writer.add_eos_token_id(config["eos_token_id"])
+    if (end := config.get("eos_token_id")) is not None:  # one number, or a list of them
+        writer.add_eos_token_id(end[0] if isinstance(end, list) else end)
     writer.add_add_bos_token(False)
 
 

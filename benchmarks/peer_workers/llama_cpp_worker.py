@@ -3,8 +3,9 @@
 The server is used because it implements llama.cpp's speculative decoding; llama-cpp-python can only
 draft from the prompt. The rows are ``plain`` and ``speculative`` in the job's precision, or in the
 one that their name ends in: `` f32``, `` f16`` or `` bf16``, or with weights in blocks, `` q8_0``,
-`` q4_0`` or `` q4_1``. The KV cache has the precision of the weights, with blocks that of the job.
-The server's prompt cache is off, so every prompt is computed.
+`` q4_0`` or `` q4_1``. The KV cache has the precision of the weights. With blocks, it has that of
+the job, and so does the draft, whose width may be no multiple of a block. The server's prompt cache
+is off, so every prompt is computed.
 """
 
 import http.client
@@ -50,7 +51,8 @@ def find_server() -> str:
 
 
 class Server:
-    """A ``llama-server`` process. It closes idle connections, so every request opens a new one."""
+    """A ``llama-server`` process, whose output goes to the log of the worker. It closes idle
+    connections, so every request opens a new one."""
 
     def __init__(self, command: list[str]) -> None:
         with closing(socket.socket()) as free:
@@ -59,8 +61,7 @@ class Server:
         self.process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=sys.stderr,
         )
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         self._wait(time.monotonic() + START_SECONDS)
@@ -89,7 +90,8 @@ class Server:
     def _wait(self, deadline: float) -> None:
         while True:
             if self.process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {self.process.returncode}")
+                code = self.process.returncode
+                raise RuntimeError(f"llama-server ended with {code}; see the worker's log")
             try:
                 self.connection.request("GET", "/health")
                 response = self.connection.getresponse()
@@ -117,7 +119,8 @@ class LlamaCpp:
         kind = kind or KINDS[job.dtype]
         with watch() as exporting:
             target = exported(job, job.target, kind)
-            draft = exported(job, job.draft, kind) if method == "speculative" else None
+            draft_kind = whole(job, kind)
+            draft = exported(job, job.draft, draft_kind) if method == "speculative" else None
         command = [self.server, *options(job, target, draft, kind)]
         self.temperature = job.temperature
         with watch() as spent:
@@ -160,9 +163,14 @@ class LlamaCpp:
         return next((line for line in lines if "version" in line), "llama.cpp")
 
 
+def whole(job: Job, kind: str) -> str:
+    """The precision of what is not in blocks."""
+    return KINDS[job.dtype] if kind in BLOCKS else kind
+
+
 def options(job: Job, target: Path, draft: Path | None, kind: str) -> list[str]:
     """The options of the server's command line, without its address."""
-    threads, kv = str(job.threads), KINDS[job.dtype] if kind in BLOCKS else kind
+    threads, kv = str(job.threads), whole(job, kind)
     found = ["-m", str(target), "-c", str(job.max_length), "-np", "1", "-t", threads]
     found += ["-tb", threads, "-ctk", kv, "-ctv", kv, "--no-warmup", "--cache-ram", "0"]
     if draft is not None:

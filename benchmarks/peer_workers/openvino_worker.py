@@ -3,12 +3,15 @@
 The pair is exported by ``optimum-cli export openvino`` in float32. It runs in the job's precision,
 or in the one that the row's name ends in: `` f32``, `` f16`` or `` bf16``. The plugin is set to
 compute, and to store keys and values, in that precision (its default for keys and values on a CPU
-is 8 bit). If the CPU cannot compute in it, the worker raises an error, since the plugin would
-silently use float32. Dynamic quantisation and prefix caching are off, so every prompt is computed.
+is 8 bit), without dynamic quantisation. If the CPU cannot compute in it, the worker raises an
+error, since the plugin would silently use float32. Rows that end in `` int8`` have the target's
+weights exported in 8 bits, and the plugin's defaults: keys and values of 8 bits, and dynamic
+quantisation. Their draft is that of the job. Prefix caching is off, so every prompt is computed.
 """
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import openvino
 import openvino_genai as genai
 
 from benchmarks.peer_workers.protocol import (
+    INT8,
     KINDS,
     SEED,
     Answer,
@@ -32,6 +36,23 @@ CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
 PROMPT_LOOKUP_NGRAM = 2  # transformers' default
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a target is, and how OpenVINO runs it.
+
+    Attributes:
+        target: folder of the exported target.
+        precision: of its weights.
+        kind: OpenVINO's name of the precision in which it computes.
+        properties: of the target.
+    """
+
+    target: Path
+    precision: str
+    kind: str
+    properties: dict[str, Any]
+
+
 class OpenVINO:
     """A worker with one pipeline per row."""
 
@@ -41,28 +62,22 @@ class OpenVINO:
 
     def prepare(self, row: str, job: Job) -> Ready:
         self.gamma, self.temperature = job.num_speculative_tokens, job.temperature
-        method, _, kind = row.partition(" ")
-        kind = kind or KINDS[job.dtype]
-        require(kind)
+        method = row.partition(" ")[0]
         with watch() as exported:
-            target = exported_model(job, job.target)
+            source = source_of(row, job)
             draft = exported_model(job, job.draft) if method == "speculative" else None
-        properties: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": job.threads,
-            "INFERENCE_PRECISION_HINT": kind,
-            "KV_CACHE_PRECISION": kind,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
         more: dict[str, Any] = {"scheduler_config": scheduler()}
         if draft is not None:
-            more["draft_model"] = genai.draft_model(str(draft), "CPU", **properties)
+            own = whole_properties(job, source.kind)
+            more["draft_model"] = genai.draft_model(str(draft), "CPU", **own)
         elif method == "prompt-lookup":
             more["prompt_lookup"] = True
         with watch() as spent:
-            self.pipelines[row] = genai.LLMPipeline(str(target), "CPU", **properties, **more)
+            self.pipelines[row] = genai.LLMPipeline(
+                str(source.target), "CPU", **source.properties, **more
+            )
         return Ready(
-            precision=next(dtype for dtype, name in KINDS.items() if name == kind),
+            precision=source.precision,
             threads=job.threads,
             version=f"openvino-genai {genai.__version__}",
             seconds=spent.seconds,
@@ -90,6 +105,32 @@ class OpenVINO:
 
     def close(self) -> None:
         self.pipelines.clear()
+
+
+def source_of(row: str, job: Job) -> Source:
+    """The target of a row, exported if it does not exist."""
+    word = row.partition(" ")[2]
+    kind = KINDS[job.dtype] if word in ("", INT8) else word
+    require(kind)
+    if word == INT8:
+        return Source(exported_model(job, job.target, INT8), INT8, kind, defaults(job, kind))
+    precision = next(dtype for dtype, name in KINDS.items() if name == kind)
+    return Source(exported_model(job, job.target), precision, kind, whole_properties(job, kind))
+
+
+def defaults(job: Job, kind: str) -> dict[str, Any]:
+    """Properties of a model that runs as OpenVINO runs it, but for threads and arithmetic."""
+    return {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "INFERENCE_PRECISION_HINT": kind,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+
+
+def whole_properties(job: Job, kind: str) -> dict[str, Any]:
+    """Properties of a model that is in one precision as a whole."""
+    whole = {"KV_CACHE_PRECISION": kind, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    return defaults(job, kind) | whole
 
 
 def require(kind: str) -> None:
@@ -122,15 +163,15 @@ def counts(result: Any) -> tuple[int | None, int]:
     return drafted, len(result.tokens[0]) - steps
 
 
-def exported_model(job: Job, model: str) -> Path:
+def exported_model(job: Job, model: str, weights: str = "fp32") -> Path:
     """The folder with the model's IR and tokenizer, exported if it does not exist."""
-    path = export_path(job, model, "openvino")
+    path = export_path(job, model, "openvino" + f"-{weights}" * (weights != "fp32"))
     if not path.exists():
         unfinished = path.with_suffix(".part")
         # As a module, since the script names an interpreter that may have moved.
         command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
         command += ["--model", model, "--task", "text-generation-with-past"]
-        command += ["--weight-format", "fp32", str(unfinished)]
+        command += ["--weight-format", weights, str(unfinished)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             last = next(reversed(done.stderr.strip().splitlines()), "")

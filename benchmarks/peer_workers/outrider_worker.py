@@ -1,40 +1,47 @@
 """Outrider as a peer; a row is the name of a method, optionally followed by a format of blocks,
 such as `` q8_0``, and by `` compiled``.
 
-With blocks, target and draft are the GGUF files that llama.cpp reads, whose blocks are kept.
+With blocks, the target is the GGUF file that llama.cpp reads, whose blocks are kept; the draft has
+the job's precision. ``auto`` is what ``outrider.load`` does with the head where nothing is set: its
+drafts have no fixed length, and its samples no seed.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 import outrider
 from benchmarks.peer_workers.protocol import BLOCKS, SEED, Answer, Job, Ready, serve, watch
 from outrider import Engine, Sampling
-from outrider.runtime import HFModel
+from outrider.runtime import HFModel, load_model
+from outrider.runtime.executors.prepare import prepare
 
 
 class Outrider:
-    """A worker with one engine per row, over one copy of the pair for all rows that run alike."""
+    """A worker with one engine per row, over one copy of each model for all rows that run alike."""
 
     def __init__(self) -> None:
-        self.pairs: dict[tuple[str, ...], tuple[HFModel, HFModel]] = {}
+        self.models: dict[tuple[str, bool], HFModel] = {}
         self.engines: dict[str, Engine] = {}
         self.sampling = Sampling(temperature=0.0)
 
     def prepare(self, row: str, job: Job) -> Ready:
         torch.set_num_threads(job.threads)
         method, *how = row.split()
+        compiled = "compiled" in how
         with watch() as exporting:
-            found = folders(job, how)
+            source = target_source(job, how)
         with watch() as spent:
-            target, draft = self._pair(job, tuple(how), *found)
-            drafts = {"speculative": draft, "eagle3": job.head}
-            self.engines[row] = outrider.load(
-                target, drafts.get(method), method, job.num_speculative_tokens
-            )
-            self.sampling = Sampling(temperature=job.temperature, seed=SEED, ignore_eos=True)
+            target = self._model(source, job, compiled)
+            draft: HFModel | str | None = job.head
+            if method == "speculative":
+                draft = self._model(job.draft, job, compiled)
+            elif method in ("plain", "prompt-lookup"):
+                draft = None
+            self.engines[row] = outrider.load(target, draft, method, **lengths(method, job))
+            self.sampling = Sampling(temperature=job.temperature, ignore_eos=True)
         return Ready(
             precision=blocks(how) or str(target.dtype).removeprefix("torch."),
             export_seconds=exporting.seconds,
@@ -44,7 +51,8 @@ class Outrider:
         )
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
-        sampling = replace(self.sampling, max_new_tokens=num_tokens)
+        seed = None if row.startswith("auto") else SEED
+        sampling = replace(self.sampling, max_new_tokens=num_tokens, seed=seed)
         with watch() as spent:
             (result,) = self.engines[row].generate([prompt], sampling)
         stats = result.stats
@@ -53,28 +61,26 @@ class Outrider:
     def close(self) -> None:
         self.engines.clear()
 
-    def _pair(
-        self, job: Job, how: tuple[str, ...], target: str, draft: str
-    ) -> tuple[HFModel, HFModel]:
-        """Target and draft, eager or compiled; later engines share them. A pair of the same model
-        twice has no draft, and none is compiled."""
-        if how not in self.pairs:
-            alone = target == draft
-            keep = None if blocks(how) is None else "keep"
-            engine = outrider.load(
-                target,
-                None if alone else draft,
-                "plain" if alone else None,
-                None if alone else job.num_speculative_tokens,
-                dtype=job.dtype,
-                device="cpu",
-                compile="auto" if "compiled" in how else "off",
-                quantize_target=keep,
-                quantize_draft=None if alone else keep,
-            )
-            draft_model = engine.target if engine.draft is None else engine.draft
-            self.pairs[how] = engine.target, draft_model
-        return self.pairs[how]
+    def _model(self, source: str, job: Job, compiled: bool) -> HFModel:
+        if (source, compiled) not in self.models:
+            keep = "keep" if source.endswith(".gguf") else None
+            model = load_model(source, dtype=job.dtype, device="cpu", quantized=keep)
+            prepare(model, "auto" if compiled else "off", own=True)
+            self.models[source, compiled] = model
+        return self.models[source, compiled]
+
+
+def lengths(method: str, job: Job) -> dict[str, Any]:
+    """The arguments of ``outrider.load`` that say how much is drafted. γ is of draft models and of
+    chains of heads; trees have the shape that is theirs, and copies their own length."""
+    if method == "auto":
+        return {}
+    if method == "eagle3-hybrid":
+        options = {"head_tokens": job.num_speculative_tokens}
+        return {"num_speculative_tokens": "fixed", "options": options}
+    if method == "eagle3-tree-hybrid":
+        return {"num_speculative_tokens": "fixed"}
+    return {"num_speculative_tokens": job.num_speculative_tokens}
 
 
 def blocks(how: Sequence[str]) -> str | None:
@@ -82,14 +88,14 @@ def blocks(how: Sequence[str]) -> str | None:
     return next((word for word in how if word in BLOCKS), None)
 
 
-def folders(job: Job, how: Sequence[str]) -> tuple[str, str]:
-    """The folders of target and draft, or with blocks their GGUF files."""
+def target_source(job: Job, how: Sequence[str]) -> str:
+    """The folder of the target, or with blocks its GGUF file."""
     kind = blocks(how)
     if kind is None:
-        return job.target, job.draft
+        return job.target
     from benchmarks.peer_workers.gguf_export import exported  # needs the package gguf
 
-    return str(exported(job, job.target, kind)), str(exported(job, job.draft, kind))
+    return str(exported(job, job.target, kind))
 
 
 if __name__ == "__main__":

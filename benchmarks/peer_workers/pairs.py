@@ -12,6 +12,7 @@ from outrider import assets
 from outrider.runtime import HFModel, load_model
 
 SMOLLM2 = Path("runs/smollm2/model")
+SMOLLM2_DRAFT = "embedded:smollm2-draft"
 SMOLLM2_HEAD = "embedded:smollm2-eagle3"
 ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)
 
@@ -54,19 +55,21 @@ def one_billion(exports: Path) -> Pair:
 
 
 def smollm2(exports: Path) -> Pair:
-    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, twice, and its head: there is no smaller
-    draft."""
-    target = exports / "smollm2" / "target"
-    if not target.exists():
-        _saved(target, _load(SMOLLM2))
-    return Pair("smollm2", target, target, _parameters(target), SMOLLM2_HEAD)
+    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, with the draft model and the head for it
+    that come with the package."""
+    folder = exports / "smollm2"
+    target, draft = folder / "target", folder / "draft"
+    for path, source in ((target, SMOLLM2), (draft, SMOLLM2_DRAFT)):
+        if not path.exists():
+            _saved(path, _load(source))
+    return Pair("smollm2", target, draft, _parameters(target), SMOLLM2_HEAD)
 
 
 PAIRS = {"embedded": embedded, "1B-cost": one_billion, "smollm2": smollm2}
 
 
-def _load(folder: Path) -> HFModel:
-    return load_model(folder, dtype="float32", device="cpu")
+def _load(source: str | Path) -> HFModel:
+    return load_model(source, dtype="float32", device="cpu")
 
 
 def _saved(folder: Path, model: HFModel) -> Path:

@@ -7,12 +7,15 @@
 
     {"verb": "decode_all", "prompts": [[…], …], "clients": 4, "num_tokens": 64}
         → {"seconds": 2.5}
+    {"verb": "likelihood", "texts": [[…], …]}
+        → {"nats": 31.5, "num_tokens": 12}
 
 A failed request is answered by ``{"error": "…"}``, and the process continues. This module imports
 only Python's standard library, since it runs in every peer's environment.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -30,6 +33,9 @@ KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 BLOCKS = ("q8_0", "q4_0", "q4_1")
 """Formats of GGUF files that hold weights in blocks of 32, with one scale each."""
+
+INT8 = "int8"
+"""Weights of 8 bits in OpenVINO's own format."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,24 @@ class Batch:
     clients_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable texts are, each from its second token on.
+
+    Attributes:
+        nats: sum of the negative log-probabilities.
+        num_tokens: number of these.
+    """
+
+    nats: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean."""
+        return math.exp(self.nats / self.num_tokens)
+
+
 class Peer(Protocol):
     """The interface of a worker."""
 
@@ -136,7 +160,20 @@ class Batching(Protocol):
         """Frees all resources of the worker."""
 
 
-def serve(peer: Peer | Batching) -> None:
+class Scoring(Protocol):
+    """The interface of a worker that computes likelihoods."""
+
+    def prepare(self, row: str, job: Job) -> Ready:
+        """Exports, loads and compiles what the row needs."""
+
+    def likelihood(self, texts: list[list[int]]) -> Likelihood:
+        """The likelihood of all texts together, under the row that was prepared last."""
+
+    def close(self) -> None:
+        """Frees all resources of the worker."""
+
+
+def serve(peer: Peer | Batching | Scoring) -> None:
     """Answers requests on standard output; output of libraries is redirected to standard error."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -150,12 +187,14 @@ def serve(peer: Peer | Batching) -> None:
     peer.close()
 
 
-def _answer(peer: Any, request: dict[str, Any]) -> Ready | Answer | Batch:
-    answer: Ready | Answer | Batch
+def _answer(peer: Any, request: dict[str, Any]) -> Ready | Answer | Batch | Likelihood:
+    answer: Ready | Answer | Batch | Likelihood
     if request["verb"] == "prepare":
         answer = peer.prepare(request["row"], Job(**request["job"]))
     elif request["verb"] == "decode_all":
         answer = peer.decode_all(request["prompts"], request["clients"], request["num_tokens"])
+    elif request["verb"] == "likelihood":
+        answer = peer.likelihood(request["texts"])
     else:
         answer = peer.generate(request["row"], request["prompt"], request["num_tokens"])
     return answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_workers.client import Client
-from benchmarks.peer_workers.protocol import BLOCKS, KINDS
+from benchmarks.peer_workers.protocol import BLOCKS, INT8, KINDS
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def _in_kinds(*rows: str) -> list[str]:
 
 
 _METHODS = ("plain", "speculative")
-_OUR_METHODS = (*_METHODS, "eagle3")
+_HEAD_METHODS = ("eagle3", "eagle3-hybrid", "eagle3-tree-hybrid", "auto")
 _WORKERS = "benchmarks.peer_workers"
 PEERS: dict[str, Entry] = {
     entry.name: entry
@@ -51,8 +51,12 @@ PEERS: dict[str, Entry] = {
                 "plain compiled",
                 "speculative compiled",
                 "prompt-lookup compiled",
-                "eagle3 compiled",
-                *(f"{method} {kind} compiled" for kind in BLOCKS for method in _OUR_METHODS),
+                *(f"{method} compiled" for method in _HEAD_METHODS),
+                *(
+                    f"{method} {kind} compiled"
+                    for kind in BLOCKS
+                    for method in (*_METHODS, *_HEAD_METHODS)
+                ),
             ),
             own_environment=False,
         ),
@@ -81,7 +85,12 @@ PEERS: dict[str, Entry] = {
         Entry(
             "openvino",
             f"{_WORKERS}.openvino_worker",
-            ("plain", "speculative", "prompt-lookup", *_in_kinds("plain", "speculative")),
+            (
+                *_METHODS,
+                "prompt-lookup",
+                *_in_kinds(*_METHODS),
+                *(f"{method} {INT8}" for method in (*_METHODS, "prompt-lookup")),
+            ),
         ),
         Entry("vllm", f"{_WORKERS}.vllm_worker", ("plain", "speculative")),
     )
@@ -137,13 +146,13 @@ def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def float_rows() -> tuple[str, ...]:
-    """All rows of all peers whose weights are not in blocks, and which need no head, as
+    """All rows of all peers whose weights have 16 bits or more, and which need no head, as
     ``peer:row``."""
     return tuple(
         f"{name}:{row}"
         for name, entry in PEERS.items()
         for row in entry.rows
-        if not {*BLOCKS, "eagle3"} & set(row.split())
+        if not {*BLOCKS, INT8, *_HEAD_METHODS} & set(row.split())
     )
 
 

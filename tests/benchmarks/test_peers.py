@@ -10,11 +10,13 @@ import torch
 from tiny_models import tiny_module
 from torch import nn
 
-from benchmarks import peers
+from benchmarks import peers, perplexity
 from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.compare import (
     BARS,
+    GROUPS,
     OURS,
+    OURS_EQUAL,
     Series,
     acceptance_length,
     first_difference,
@@ -28,13 +30,21 @@ from benchmarks.peer_workers.protocol import BLOCKS, KINDS, Answer, Job, Ready
 from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
 from benchmarks.peer_workers.transformers_worker import Transformers
 from outrider import assets
-from outrider.lab.metadata import instructions
+from outrider.lab.metadata import instructions, run_metadata
 
 JOB = Job("target", "draft", 5, 2, 128, "exports")
+ABOUT: dict[str, Any] = {
+    **dict.fromkeys(("date", "hardware", "prompts", "repeats", "command"), "x"),
+    "num_speculative_tokens": 5,
+    "parameters": 12_600_000,
+    "prompt_tokens": 48,
+    "max_new_tokens": 64,
+    "one_at_a_time": False,
+}
 READY = Ready("float32", 2, "fake 1.0", seconds=1.5, export_seconds=0.5)
 
 FAKE = """
-from benchmarks.peer_workers.protocol import Answer, Ready, serve
+from benchmarks.peer_workers.protocol import Answer, Likelihood, Ready, serve
 
 class Fake:
     def prepare(self, row, job):
@@ -47,6 +57,9 @@ class Fake:
         if row == "dead":
             raise SystemExit(3)
         return Answer([prompt[0] + n for n in range(num_tokens)], 0.5, drafted=4, accepted=2)
+
+    def likelihood(self, texts):
+        return Likelihood(0.0, sum(map(len, texts)))
 
     def close(self):
         pass
@@ -74,6 +87,7 @@ def test_a_worker_answers_and_continues_after_a_failure(fake: Client) -> None:
         with pytest.raises(PeerError, match=r"^ValueError: no such row$"):
             fake.prepare("broken", JOB)
         assert fake.generate("plain", [7], 3) == Answer([7, 8, 9], 0.5, 4, 2)
+        assert fake.likelihood([[7], [8, 9]]).perplexity == 1
         with pytest.raises(PeerError, match="ended with code 3"):
             fake.generate("dead", [7], 3)
     assert fake.process.returncode == 3
@@ -128,9 +142,9 @@ def test_rows_are_parsed_by_peer_or_individually() -> None:
 def test_every_bar_compares_rows_of_a_plan() -> None:
     for bar in BARS:
         assert bar.pair in peers.PLANS
-        asked = parse_rows(peers.PLANS[bar.pair].rows)
-        assert parse_rows([bar.ours])[0] in asked
-        assert parse_rows([bar.theirs])[0] in asked
+        asked = {":".join(key) for key in parse_rows(peers.PLANS[bar.pair].rows)}
+        for group in (bar.ours, bar.theirs):
+            assert asked >= set(GROUPS.get(group, (group,)))
 
 
 def test_lengths_and_differences() -> None:
@@ -165,17 +179,31 @@ def test_bars_apply_to_their_own_pair_only() -> None:
     assert verdicts("embedded", rows)[0]["met"] is False
 
 
+def test_the_fastest_row_of_a_group_counts() -> None:
+    rows: dict[str, dict[str, float]] = {name: {"median": 1.0} for name in GROUPS[OURS_EQUAL]}
+    rows["outrider:auto q8_0 compiled"] = {"median": 6.0}
+    rows |= {"openvino:plain": {"median": 2.0}, "llama.cpp:plain q8_0": {"median": 4.0}}
+    rows["llama.cpp:plain q4_0"] = {"median": 8.0}  # of another perplexity
+    (bar,) = [bar for bar in verdicts("smollm2", rows) if bar["ours"] == OURS_EQUAL]
+    assert bar["fastest"] == ["outrider:auto q8_0 compiled", "llama.cpp:plain q8_0"]
+    assert bar["ratio"] == 1.5
+    rows["openvino:speculative"] = {"median": 5.0}  # whose samples are of another distribution
+    assert bar in verdicts("smollm2", rows, temperature=0.8)
+    assert bar not in verdicts("smollm2", rows)
+    report = {"about": ABOUT, "rows": {}, "bars": [bar]}
+    assert "perplexity (`llama.cpp:plain q8_0`) | 1.30× | 1.50× | met |" in markdown(
+        {"pairs": {"smollm2": report}}
+    )
+
+
 def test_the_page_has_all_results_of_both_pairs(tmp_path: Path) -> None:
     plain = series("outrider:plain", [[1, 2], [3, 4]], [1.0, 0.5])
     fast = series("outrider:speculative", [[1, 2], [3, 5]], [0.25, 0.25])
     missing = Series("vllm:plain", error="not installed: no interpreter")
     rows = {one.name: summary(one, plain) for one in (plain, fast, missing)}
-    about = dict.fromkeys(("date", "hardware", "prompts", "repeats", "command"), "x")
-    about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}
-    about |= {"max_new_tokens": 64, "one_at_a_time": False}
     pairs = "embedded", "1B-cost"
     for pair in pairs:
-        report = {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
+        report = {"about": ABOUT, "rows": rows, "bars": verdicts(pair, rows)}
         page = peers.written(tmp_path, pair, report)
     assert "| outrider | speculative | float32 | 2 | 8.0 | 8.0–8.0 |" in page
     assert "1 of 2" in page
@@ -183,6 +211,14 @@ def test_the_page_has_all_results_of_both_pairs(tmp_path: Path) -> None:
     assert "outrider:speculative differs from plain Outrider at 1" in page
     assert page.count("not measured |") == sum(bar.pair in pairs for bar in BARS)
     assert markdown(json.loads((tmp_path / "peers.json").read_text())) == page
+
+
+def test_perplexities_within_one_percent_count_as_equal() -> None:
+    about = {**run_metadata(command="c"), "threads": 1, "pair": "p", "texts": 2, "tokens": 9}
+    found = {"bfloat16": 10.0, "q8_0": 10.09, "q4_0": 11.0}
+    page = perplexity.page({"about": about, "perplexities": found})
+    assert "| q8_0 | 10.090 | +0.90% | yes |" in page
+    assert "| q4_0 | 11.000 | +10.00% | no |" in page
 
 
 def test_prompts_are_of_every_kind() -> None:
@@ -206,6 +242,7 @@ def test_chat_prompts_come_from_all_files_in_turn(tmp_path: Path) -> None:
 
 def test_sampled_rows_have_a_section_of_their_own() -> None:
     assert peers.section("smollm2", "bfloat16", 0.8) == "smollm2, bfloat16, temperature 0.8"
+    assert peers.section("smollm2", "bfloat16", chats=True) == "smollm2, bfloat16, chats"
 
 
 def test_gguf_has_the_models_weights_with_interleaved_queries(tmp_path: Path) -> None:
@@ -249,8 +286,7 @@ def test_workers_run_in_the_requested_precision(worker: Any, dtype: str, tmp_pat
     peer = worker()
     assert peer.prepare("plain", job).precision == dtype
     assert len(peer.generate("plain", [5, 6, 7], 4).tokens) == 4
-    models = peer.models.values() if worker is Transformers else peer.pairs[()]
-    assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
+    assert {str(model.dtype) for model in peer.models.values()} == {f"torch.{dtype}"}
 
 
 def test_llama_cpps_kv_cache_has_the_precision_of_the_weights() -> None:
@@ -286,7 +322,7 @@ def test_outrider_keeps_the_blocks_of_the_file_that_llama_cpp_reads(tmp_path: Pa
     peer = Outrider()
     ready = peer.prepare("plain q8_0", Job(folder, folder, 3, 1, 64, str(tmp_path)))
     assert ready.precision == "q8_0"
-    target, _ = peer.pairs[("q8_0",)]
+    (target,) = peer.models.values()
     assert target.name.endswith("q8_0.gguf")
     assert any(each.weight.ndim == 4 for each in map(_linear, target.module.modules()) if each)
     assert len(peer.generate("plain q8_0", [5, 6, 7], 4).tokens) == 4
@@ -298,10 +334,7 @@ def _linear(module: nn.Module) -> nn.Linear | None:
 
 def test_each_precision_has_a_section_with_the_vector_level(tmp_path: Path) -> None:
     row = summary(series("outrider:plain", [[1, 2]], [1.0]), None)
-    about = dict.fromkeys(("date", "prompts", "repeats", "command"), "x")
-    about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}
-    about |= {"max_new_tokens": 64, "one_at_a_time": False, "pair": "embedded"}
-    about["hardware"] = f"EPYC ({', '.join(instructions())})"
+    about = ABOUT | {"pair": "embedded", "hardware": f"EPYC ({', '.join(instructions())})"}
     for dtype in ("float32", "bfloat16"):
         report = {"about": about | {"dtype": dtype}, "rows": {"outrider:plain": row}, "bars": []}
         page = peers.written(tmp_path, peers.section("embedded", dtype), report)
