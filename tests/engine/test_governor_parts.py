@@ -6,11 +6,19 @@ import random
 
 import pytest
 
-from outrider.engine.governor.acceptance import PositionRates, RowRates, odds_against, probability
+from outrider.engine.governor.acceptance import (
+    PositionRates,
+    RowMemory,
+    RowRates,
+    odds_against,
+    probability,
+)
 from outrider.engine.governor.allocation import expected_tokens
 from outrider.engine.governor.catch_up import CatchUp
 from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
-from outrider.engine.governor.sources import draft_lengths
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.saved_times import RoundTime
+from outrider.engine.governor.sources import Sources, draft_lengths
 
 # ------------------------------------------------------------------------------------ allocation
 
@@ -286,6 +294,30 @@ def test_predictions_of_rows_are_calibrated() -> None:
             predicted = sum(p for p, _ in pairs) / len(pairs)
             observed = sum(hit for _, hit in pairs) / len(pairs)
             assert predicted == pytest.approx(observed, abs=0.1)
+
+
+def test_a_row_that_was_given_up_is_like_its_class_again_in_time() -> None:
+    odds, row = [1.0, 1.0], RowRates()
+    for now in range(8):
+        row.learn(odds, 2, 0, now)
+    survivals = [row.survival(odds, 7 + pause)[0] for pause in (0, 10, 40, 400)]
+    assert survivals == sorted(survivals)
+    assert survivals[0] == row.survival(odds)[0] < 0.35
+    assert survivals[-1] == pytest.approx(0.5, abs=0.001)
+
+
+@pytest.mark.parametrize(("lags", "goes_back"), [(False, True), (True, False)])
+def test_only_rows_that_no_review_shows_go_back_to_their_class(lags: bool, goes_back: bool) -> None:
+    """Of draft models with a cache of their own, reviews tell; to try them costs more."""
+    governor, row = Governor(Sources(lags=lags)), RowMemory(True)
+    governor.assume([RoundTime(True, 1, length, 0.1 * length, 1.0) for length in (0, 1)])
+    for now in range(8):
+        row.of(0).learn([1.0], 1, 0, now)
+    tokens = []
+    for governor.now in (8, 100):
+        promise = governor.promise(0, [row], [1], True, (0, 1))
+        tokens.append(promise.option(1).believed.tokens)  # type: ignore[union-attr]
+    assert (tokens[1] > tokens[0] + 0.05) == goes_back
 
 
 def test_new_labels_outweigh_old_ones_after_a_pause() -> None:

@@ -20,6 +20,10 @@ acceptance, from 0 to 1, that tokens which the target emitted would have had.
                                                r = 2 of rows that repeat themselves, which differ
                                                most and stay as they are, else 5
 
+Where no draft model is reviewed, f goes back towards 1 in rounds without a label, log f by 3 % a
+round: the text moves on, and a row that was given up after a few rejected drafts is tried again if
+its class accepts them.
+
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
 is discounted by 16 rounds at most: one rejected draft after a long pause is little evidence. Nor is
@@ -43,6 +47,7 @@ _KEPT = 0.95
 _KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
+_FACTOR_KEPT = 0.97  # of log f, per round without a label
 _MOST_REVIEWED = 24  # labels that a review counts as at most
 _LEAST = 0.005
 
@@ -184,9 +189,17 @@ class RowRates:
         rate = (self._accepted + self._strength * mean) / (self._tried + self._strength)
         self.factor = odds_against(rate) / odds_against(mean)
 
-    def survival(self, odds: Sequence[float]) -> list[float]:
-        """The probability that each position and all before it are accepted."""
+    def survival(self, odds: Sequence[float], now: int | None = None) -> list[float]:
+        """The probability that each position and all before it are accepted.
+
+        Args:
+            odds: o_k.
+            now: number of the round, by which f has gone back towards 1 since the last label; None
+                leaves f as the last label left it.
+        """
         found, alive, factor = [], 1.0, self.factor
+        if now is not None:
+            factor **= _FACTOR_KEPT ** (now - self._last)
         for o in odds:
             alive /= 1 + factor * o
             found.append(alive)
