@@ -222,7 +222,7 @@ def test_a_quantized_draft_leaves_greedy_texts_alone(kind: str) -> None:
     prompts = [[7, 11, 13], [40, 41, 42, 43, 44, 45]]
     sampling = Sampling(temperature=0, max_new_tokens=24)
     plain = outrider.load(target, None, "plain").generate(prompts, sampling)
-    engine = outrider.load(target, draft, quantize_draft=kind)
+    engine = outrider.load(target, draft, num_speculative_tokens="fixed", quantize_draft=kind)
     results = engine.generate(prompts, sampling)
     assert token_ids(results) == token_ids(plain)
     assert results.stats.accepted > 0
