@@ -35,6 +35,7 @@ PROMPTS = (
     "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n"
     "    def __eq__(self, other):\n        if not",
     "def read_text(path):\n    with open(path, encoding=",
+    'class Config:\n    """Configuration of the server.\n\n    ',
 )
 STOP = (
     "\n\n\n",
@@ -88,7 +89,7 @@ def demo(
     start()
     from outrider.sampling import Sampling
 
-    speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
+    speculation = Speculation(num_speculative_tokens=num_speculative_tokens).with_fixed_length
     engine = _open(models, speculation, max_memory)
     plain = plain_engine(engine)
     console = Console(highlight=False)
