@@ -12,7 +12,8 @@ interval holds the bar is undecided. Speculation pays where the lower end of the
 best fixed length is above plain decoding. Shorter outputs measure the governor's first rounds: one
 probe is 1.5 % of 64.
 
-The poor and the useless draft are the draft model with noise in its weights. The first turn of each
+The poor and the useless draft are the draft model with noise in its weights, read from a folder as
+users' drafts are: models in memory run without our kernels. The first turn of each
 cell warms up and is left out; the governor keeps what it has learned from one cell to the next, as
 in use. Two steps are recorded besides (``governor_steps.py``).
 
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import outrider
@@ -41,6 +43,7 @@ from outrider import METHODS, Engine, Sampling, assets
 from outrider.drafters.heads.kinds import format_of
 from outrider.engine.warming import warm_up
 from outrider.lab.metadata import command_line
+from outrider.runtime import HFModel
 
 TEMPERATURES = (0.0, 0.8, 1.2)
 TEXTS = ("code", "chat", "copies", "random")
@@ -53,14 +56,19 @@ _RESAMPLES = 2000
 _SHOWN = "over_plain", "over_best"
 
 
-def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
-    """The engines that are compared, on the same models. A draft model is loaded by itself, so that
-    its weights stay where they may be changed."""
-    draft = options.draft or assets.draft_path()
-    is_head = format_of(draft) is not None
+def engines_of(
+    options: argparse.Namespace, draft: str | Path | HFModel, noise: float = 0.0
+) -> dict[str, Engine]:
+    """The engines that are compared, on the same models.
+
+    Args:
+        options: of the command line.
+        draft: a draft model, in a folder or in memory; or the folder of a head.
+        noise: to add to the weights of a head.
+    """
     governed = outrider.load(
         options.target,
-        draft if is_head else outrider.load_model(draft, dtype=options.dtype),
+        draft,
         num_speculative_tokens="auto",
         compile=options.compile,
         dtype=options.dtype,
@@ -72,10 +80,23 @@ def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
     found[GOVERNED] = governed
     for engine in found.values():
         warm_up(engine)
-    modules = [drafting_module(each) for name, each in found.items() if name != PLAIN]
-    for module in dict.fromkeys(modules):
-        add_noise(module, noise)
+    if noise:
+        modules = [drafting_module(each) for name, each in found.items() if name != PLAIN]
+        for module in dict.fromkeys(modules):
+            add_noise(module, noise)
     return found
+
+
+def noisy_draft(source: str | Path, noise: float, dtype: str | None, folder: Path) -> str | Path:
+    """The folder of a draft model with noise in its weights."""
+    if not noise:
+        return source
+    model = outrider.load_model(source, dtype=dtype)
+    add_noise(model.module, noise)
+    model.module.save_pretrained(folder)
+    assert model.tokenizer is not None
+    model.tokenizer.save_pretrained(folder)
+    return folder
 
 
 class Ratio(NamedTuple):
@@ -275,6 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report["about"] = page.about(
         command_line(), seconds=options.seconds, tokens=options.tokens, clock=options.clock
     )
+    source = options.draft or assets.draft_path()
+    is_head = format_of(source) is not None
     for draft in options.drafts:
         engines: dict[str, Engine] | None = None
         for temperature, text, batch in cells(options):
@@ -283,7 +306,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             if time.monotonic() > ends:
                 return
-            engines = engines or engines_of(options, NOISE[draft])
+            if engines is None and is_head:
+                engines = engines_of(options, source, NOISE[draft])
+            elif engines is None:
+                with TemporaryDirectory() as folder:
+                    own = noisy_draft(source, NOISE[draft], options.dtype, Path(folder))
+                    engines = engines_of(options, own)
             prompts = prompts_of(text, batch, engines[GOVERNED].target.num_tokens)
             sampling = Sampling(
                 temperature=temperature, max_new_tokens=options.tokens, ignore_eos=True
@@ -292,7 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             page.write(options.out, options.name, report, markdown(report))
             print(key, report["cells"][key]["over_plain"], flush=True)
     if "steps" not in report:
-        governed = engines_of(options, 0.0)[GOVERNED]
+        changed = source if is_head else outrider.load_model(source, dtype=options.dtype)
+        governed = engines_of(options, changed)[GOVERNED]
         report["steps"] = steps(governed, options)
     page.publish(options.out, options.name, report, markdown(report))
     draw(report, file.with_suffix(".svg"))
