@@ -13,7 +13,7 @@ best fixed length is above plain decoding. Shorter outputs measure the governor'
 probe is 1.5 % of 64.
 
 The poor and the useless draft are the draft model with noise in its weights, read from a folder as
-users' drafts are: models in memory run without our kernels. The first turn of each
+users' drafts are, since rounds of a draft in memory take longer. The first turn of each
 cell warms up and is left out; the governor keeps what it has learned from one cell to the next, as
 in use. Two steps are recorded besides (``governor_steps.py``).
 
