@@ -12,8 +12,8 @@ interval holds the bar is undecided. Speculation pays where the lower end of the
 best fixed length is above plain decoding. Shorter outputs measure the governor's first rounds: one
 probe is 1.5 % of 64.
 
-The poor and the useless draft are the draft model with noise in its weights, read from a folder as
-users' drafts are, since rounds of a draft in memory take longer. The first turn of each
+The poor and the useless draft are the draft model with noise in its weights. They are read from
+folders, since our kernels do not pack the weights of a model in memory. The first turn of each
 cell warms up and is left out; the governor keeps what it has learned from one cell to the next, as
 in use. Two steps are recorded besides (``governor_steps.py``).
 

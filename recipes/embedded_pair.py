@@ -3,7 +3,7 @@
     python -m recipes.embedded_pair --out DIR [--start PAIR]
 
 The shipped pair was trained twice: from nothing, and then on from the result, with other text of
-the same corpus (``--start outrider/assets``).  All hyperparameters are in this file.  Each stage is
+the same corpus (``--start FIRST/assets``).  All hyperparameters are in this file.  Each stage is
 skipped when its result exists, and training resumes from its checkpoints, so the command can be
 repeated after any interruption.
 
@@ -81,8 +81,8 @@ class Training:
         draft: of the draft, by forward KL.
         polish: of the draft, by total variation.
         long_steps: the last steps of target and draft, with long rows.
-        seen: steps of short rows of target and draft, and of long rows, whose batches an earlier
-            training has seen.
+        seen: by stage, how many batches of short rows and of long rows earlier trainings took; this
+            one begins so many further on.
     """
 
     target: Schedule
@@ -160,6 +160,13 @@ class Recipe:
     def training(self) -> Training:
         """Which of the trainings it is."""
         return FIRST if self.start is None else SECOND
+
+    @property
+    def command(self) -> str:
+        """The commands that reproduce the pair, a line each."""
+        first = "python -m recipes.embedded_pair --out runs/first"
+        second = "python -m recipes.embedded_pair --out runs/second --start runs/first/assets"
+        return first if self.start is None else f"{first}\n{second}"
 
     def train_target(self) -> None:
         """Trains the target: cross-entropy on the corpus."""
@@ -287,8 +294,7 @@ def export_pair(recipe: Recipe, assets: Path, console: Console) -> None:
             facts,
             report,
             manifest,
-            "python -m recipes.embedded_pair --out runs/embedded_pair --start outrider/assets "
-            "--assets outrider/assets",
+            recipe.command,
         )
         export(model, tokenizer, assets / name, card)
 

@@ -122,7 +122,8 @@ def load(
         compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled programs, which
             are compiled the first time and kept in the cache folder (``outrider compile`` does that
             ahead); ``max``, which also tries ways to multiply. What does not compile runs eagerly,
-            after a warning.
+            after a warning. The kernels are slower for models in memory, whose weights they do not
+            pack, since others may use them.
         exact: give a token's logits the same bits whatever else is in the forward pass, so that
             greedy and coupled outputs equal plain decoding's in any precision, token for token. On
             a CPU only.

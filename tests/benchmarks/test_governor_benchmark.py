@@ -10,6 +10,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny
 
 from benchmarks import governor, governor_cost, governor_steps
 from benchmarks.governor_cases import add_noise, prompts_of
+from outrider import assets, load_model
 
 
 def test_the_governor_is_compared_with_the_best_of_the_others(
@@ -58,6 +59,20 @@ def test_noise_spoils_a_draft_in_place() -> None:
     add_noise(model.module, 0.5)
     assert weight.data_ptr() == place
     assert float((weight - before).std() / before.std()) == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_noisy_draft_is_a_folder_of_its_own(tmp_path: Path) -> None:
+    source = assets.draft_path()
+    assert governor.noisy_draft(source, 0.0, None, tmp_path) == source
+    assert not list(tmp_path.iterdir())
+    noisy = load_model(governor.noisy_draft(source, 2.0, "float32", tmp_path), dtype="float32")
+    given = load_model(source, dtype="float32")
+    assert noisy.tokenizer is not None
+    changed = {
+        name: not torch.equal(weight, noisy.module.get_parameter(name))
+        for name, weight in given.module.named_parameters()
+    }
+    assert changed == {name: weight.ndim > 1 for name, weight in given.module.named_parameters()}
 
 
 @pytest.mark.parametrize("text", governor.TEXTS)

@@ -116,8 +116,8 @@ function chosen() {
     model: server.model,
     temperature: Number($("temperature").value),
     max_tokens: Math.max(1, Math.floor(Number($("length").value)) || 1),
-    seed: seed === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Number(seed),
   };
+  if (seed !== "") fields.seed = Number(seed);  // with one, the server drafts a fixed length
   if (method !== server.standard) fields.method = method;
   if (!$("budget").disabled) fields.divergence_budget = Number($("budget").value);
   const gamma = Number($("gamma").value);
