@@ -76,7 +76,7 @@ class Plan:
 BLOCK_ROWS = tuple(
     f"{peer}:plain {kind}{more}"
     for kind in BLOCKS
-    for peer, more in (("outrider", " compiled"), ("llama.cpp", ""))
+    for peer, more in (("outrider", " compiled"), ("outrider", "+a8 compiled"), ("llama.cpp", ""))
 )
 PLANS = {
     "embedded": Plan(float_rows(), 9, 48, 64, 5, one_at_a_time=False),

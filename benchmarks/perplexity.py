@@ -22,7 +22,7 @@ from benchmarks.page import about, header, parser, publish, table
 from benchmarks.peer_workers.client import Client
 from benchmarks.peer_workers.gguf_export import exported
 from benchmarks.peer_workers.pairs import PAIRS
-from benchmarks.peer_workers.protocol import BLOCKS, INT8, Job, Likelihood
+from benchmarks.peer_workers.protocol import BLOCKS, INT8, ROUNDED, Job, Likelihood
 from outrider.runtime.hf.load import load_model, load_tokenizer
 
 EQUAL = 0.01
@@ -53,7 +53,9 @@ def main() -> None:
     job = Job(target, target, 1, options.threads, options.tokens, str(exports), options.dtype)
     found = {options.dtype: _ours(target, options.dtype, texts)}
     for kind in BLOCKS:
-        found[kind] = _ours(str(exported(job, target, kind)), options.dtype, texts)
+        file = str(exported(job, target, kind))
+        for keep, more in (("keep", ""), ("keep+a8", ROUNDED)):
+            found[kind + more] = _ours(file, options.dtype, texts, keep)
     python = options.peers / "openvino" / "bin" / "python"
     if python.exists():
         command = [str(python), "-m", "benchmarks.peer_workers.openvino_scoring"]
@@ -90,8 +92,7 @@ def equal(value: float, first: float) -> bool:
 
 
 @torch.inference_mode()
-def _ours(source: str, dtype: str, texts: list[list[int]]) -> float:
-    keep = "keep" if source.endswith(".gguf") else None
+def _ours(source: str, dtype: str, texts: list[list[int]], keep: str | None = None) -> float:
     module: Any = load_model(source, dtype=dtype, device="cpu", quantized=keep).module
     nats = 0.0
     for text in texts:

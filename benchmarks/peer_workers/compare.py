@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.peer_workers.protocol import BLOCKS, Answer, Ready
+from benchmarks.peer_workers.protocol import BLOCKS, ROUNDED, Answer, Ready
 
 OURS = "outrider:speculative compiled"
 OURS_EAGER = "outrider:speculative"
@@ -18,13 +18,20 @@ OURS_EQUAL = "ours, with a draft or head, equal perplexity"
 OPENVINO_OR_LLAMA_CPP = "OpenVINO or llama.cpp, equal perplexity"
 LLAMA_CPP_16_BITS = "llama.cpp:plain, 16 bits"
 _DRAFTED = ("speculative", "eagle3", "eagle3-hybrid", "eagle3-tree-hybrid", "auto")
+_EQUAL_OURS = ("", " q8_0", f" q8_0{ROUNDED}")
 _EQUAL_LLAMA_CPP = ("", " f16", " bf16", " q8_0")
 _EQUAL_OPENVINO = ("", " int8")
 GROUPS: dict[str, tuple[str, ...]] = {
     OURS_DRAFTED: tuple(f"outrider:{method} compiled" for method in _DRAFTED),
     OURS_EQUAL: tuple(
-        f"outrider:{method}{kind} compiled" for kind in ("", " q8_0") for method in _DRAFTED
+        f"outrider:{method}{kind} compiled" for kind in _EQUAL_OURS for method in _DRAFTED
     ),
+    **{
+        f"ours, plain {kind}": tuple(
+            f"outrider:plain {kind}{more} compiled" for more in ("", ROUNDED)
+        )
+        for kind in BLOCKS
+    },
     OPENVINO_OR_LLAMA_CPP: (
         *(
             f"openvino:{method}{kind}"
@@ -113,10 +120,7 @@ BARS = (
     Bar("smollm2", OURS_EQUAL, OPENVINO_OR_LLAMA_CPP, 1.3),
     Bar("smollm2", OURS_DRAFTED, "outrider:plain compiled", 1.4),
     Bar("smollm2", "outrider:plain compiled", LLAMA_CPP_16_BITS, 1.0),
-    *(
-        Bar("smollm2", f"outrider:plain {kind} compiled", f"llama.cpp:plain {kind}", 1.0)
-        for kind in BLOCKS
-    ),
+    *(Bar("smollm2", f"ours, plain {kind}", f"llama.cpp:plain {kind}", 1.0) for kind in BLOCKS),
 )
 
 

@@ -1,5 +1,5 @@
 """Outrider as a peer; a row is the name of a method, optionally followed by a format of blocks,
-such as `` q8_0``, and by `` compiled``.
+such as `` q8_0``, or `` q8_0+a8`` with inputs rounded to 8 bits, too, and by `` compiled``.
 
 With blocks, the target is the GGUF file that llama.cpp reads, whose blocks are kept; the draft has
 the job's precision. ``auto`` is what ``outrider.load`` does with the head where nothing is set: its
@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 import outrider
-from benchmarks.peer_workers.protocol import BLOCKS, SEED, Answer, Job, Ready, serve, watch
+from benchmarks.peer_workers.protocol import (
+    OURS_IN_BLOCKS,
+    ROUNDED,
+    SEED,
+    Answer,
+    Job,
+    Ready,
+    serve,
+    watch,
+)
 from outrider import Engine, Sampling
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.prepare import prepare
@@ -23,7 +32,7 @@ class Outrider:
     """A worker with one engine per row, over one copy of each model for all rows that run alike."""
 
     def __init__(self) -> None:
-        self.models: dict[tuple[str, bool], HFModel] = {}
+        self.models: dict[tuple[str, bool, bool], HFModel] = {}
         self.engines: dict[str, Engine] = {}
         self.sampling = Sampling(temperature=0.0)
 
@@ -34,7 +43,7 @@ class Outrider:
         with watch() as exporting:
             source = target_source(job, how)
         with watch() as spent:
-            target = self._model(source, job, compiled)
+            target = self._model(source, job, compiled, rounds_inputs(how))
             draft: HFModel | str | None = job.head
             if method == "speculative":
                 draft = self._model(job.draft, job, compiled)
@@ -43,7 +52,7 @@ class Outrider:
             self.engines[row] = outrider.load(target, draft, method, **lengths(method, job))
             self.sampling = Sampling(temperature=job.temperature, ignore_eos=True)
         return Ready(
-            precision=blocks(how) or str(target.dtype).removeprefix("torch."),
+            precision=precision(how) or str(target.dtype).removeprefix("torch."),
             export_seconds=exporting.seconds,
             threads=torch.get_num_threads(),
             version=f"outrider {outrider.__version__}, torch {torch.__version__}",
@@ -61,13 +70,14 @@ class Outrider:
     def close(self) -> None:
         self.engines.clear()
 
-    def _model(self, source: str, job: Job, compiled: bool) -> HFModel:
-        if (source, compiled) not in self.models:
-            keep = "keep" if source.endswith(".gguf") else None
+    def _model(self, source: str, job: Job, compiled: bool, rounded: bool = False) -> HFModel:
+        key = source, compiled, rounded
+        if key not in self.models:
+            keep = "keep" + rounded * ROUNDED if source.endswith(".gguf") else None
             model = load_model(source, dtype=job.dtype, device="cpu", quantized=keep)
             prepare(model, "auto" if compiled else "off", own=True)
-            self.models[source, compiled] = model
-        return self.models[source, compiled]
+            self.models[key] = model
+        return self.models[key]
 
 
 def lengths(method: str, job: Job) -> dict[str, Any]:
@@ -83,9 +93,20 @@ def lengths(method: str, job: Job) -> dict[str, Any]:
     return {"num_speculative_tokens": job.num_speculative_tokens}
 
 
+def precision(how: Sequence[str]) -> str | None:
+    """The word of a row after its method that names blocks, and maybe rounded inputs, if any."""
+    return next((word for word in how if word in OURS_IN_BLOCKS), None)
+
+
 def blocks(how: Sequence[str]) -> str | None:
-    """The format of blocks among the words of a row after its method, if there is one."""
-    return next((word for word in how if word in BLOCKS), None)
+    """The format of blocks that a row names, if there is one."""
+    found = precision(how)
+    return found and found.removesuffix(ROUNDED)
+
+
+def rounds_inputs(how: Sequence[str]) -> bool:
+    """Whether a row's layers round their inputs to 8 bits."""
+    return (precision(how) or "").endswith(ROUNDED)
 
 
 def target_source(job: Job, how: Sequence[str]) -> str:

@@ -34,6 +34,12 @@ KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 BLOCKS = ("q8_0", "q4_0", "q4_1")
 """Formats of GGUF files that hold weights in blocks of 32, with one scale each."""
 
+ROUNDED = "+a8"
+"""Behind a format of blocks: Outrider's layers round their inputs to 8 bits, as llama.cpp's do."""
+
+OURS_IN_BLOCKS = (*BLOCKS, *(kind + ROUNDED for kind in BLOCKS))
+"""What Outrider's rows name."""
+
 INT8 = "int8"
 """Weights of 8 bits in OpenVINO's own format."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_workers.client import Client
-from benchmarks.peer_workers.protocol import BLOCKS, INT8, KINDS
+from benchmarks.peer_workers.protocol import BLOCKS, INT8, KINDS, OURS_IN_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ PEERS: dict[str, Entry] = {
                 *(f"{method} compiled" for method in _HEAD_METHODS),
                 *(
                     f"{method} {kind} compiled"
-                    for kind in BLOCKS
-                    for method in (*_METHODS, *_HEAD_METHODS)
+                    for kind in OURS_IN_BLOCKS
+                    for method in (*_METHODS, "prompt-lookup", *_HEAD_METHODS)
                 ),
             ),
             own_environment=False,
@@ -152,7 +152,7 @@ def float_rows() -> tuple[str, ...]:
         f"{name}:{row}"
         for name, entry in PEERS.items()
         for row in entry.rows
-        if not {*BLOCKS, INT8, *_HEAD_METHODS} & set(row.split())
+        if not {*OURS_IN_BLOCKS, INT8, *_HEAD_METHODS} & set(row.split())
     )
 
 

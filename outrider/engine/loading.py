@@ -116,7 +116,8 @@ def load(
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.
         quantize_draft: weights of few bits, ``int8``, ``int4``, ``int8:32``, ``int8:128``,
-            ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a GGUF file as they are.
+            ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a GGUF file as they are; with
+            ``+a8`` behind one of those in groups, layers round their inputs to eight bits, too.
             Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
         compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled programs, which

@@ -133,9 +133,10 @@ def test_logits_are_near_those_of_the_converted_model(kind: str, tmp_path: Path)
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_of_blocks_can_be_exact(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["keep", "keep+a8"])
+def test_a_model_of_blocks_can_be_exact(kind: str, dtype: str, tmp_path: Path) -> None:
     """Preparing compares forward passes of different widths, bit for bit."""
-    model = load_model(written(tmp_path, "Q4_1"), dtype=dtype, quantized="keep")
+    model = load_model(written(tmp_path, "Q4_1"), dtype=dtype, quantized=kind)
     prepare(model, exact=True)
     assert model.exact
 
@@ -205,6 +206,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_only_gguf_files_have_blocks_to_keep(tmp_path: Path) -> None:
     module: PreTrainedModel = tiny_module("llama")
     module.save_pretrained(tmp_path / "model")
-    for source in (tmp_path / "model", module):
-        with pytest.raises(InvalidParameterError, match="'keep' keeps the blocks of a GGUF file"):
-            load_model(source, quantized="keep")
+    for source, kind in ((tmp_path / "model", "keep"), (module, "keep+a8")):
+        with pytest.raises(InvalidParameterError, match="keeps the blocks of a GGUF file") as error:
+            load_model(source, quantized=kind)
+        assert repr(kind) in str(error.value)

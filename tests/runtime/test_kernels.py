@@ -329,12 +329,19 @@ def test_each_kind_of_processor_has_a_build_of_its_own(
 @pytest.mark.parametrize(
     ("capability", "found", "kind"),
     [
-        ("DEFAULT", {"avx512_bf16": True}, processors.PORTABLE),
+        ("DEFAULT", {"avx512_vnni": True}, processors.PORTABLE),
         ("RVV", {}, processors.PORTABLE),
-        ("AVX2", {"avx512_bf16": True, "amx_bf16": True, "amx_tile": True}, processors.AVX2),
-        ("AVX512", {}, processors.AVX512),
-        ("AVX512", {"avx512_bf16": True}, processors.AVX512_BF16),
-        ("AVX512", {"avx512_bf16": True, "amx_bf16": True, "amx_tile": True}, processors.AMX),
+        ("AVX2", {"avx512_vnni": True, "amx_bf16": True, "amx_tile": True}, processors.AVX2),
+        ("AVX2", {"avx_vnni": True, "avx512_vnni": True}, processors.AVX2_VNNI),
+        ("AVX512", {"avx_vnni": True}, processors.AVX512),
+        ("AVX512", {"avx512_vnni": True}, processors.AVX512_VNNI),
+        ("AVX512", {"avx512_vnni": True, "avx512_bf16": True}, processors.AVX512_BF16),
+        (
+            "AVX512",
+            dict.fromkeys(("avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile"), True),
+            processors.AMX,
+        ),
+        ("AVX512", {"avx512_vnni": True, "amx_bf16": True}, processors.AVX512_VNNI),
         ("AVX512", {"amx_bf16": True, "amx_tile": True}, processors.AVX512),
     ],
 )

@@ -20,6 +20,8 @@ from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.prepare import stages
 from outrider.runtime.executors.traced import ChainForward, NodesForward, TreeForward
 from outrider.runtime.executors.traced_cache import KVBuffers
+from outrider.runtime.hf.quantize import quantize
+from outrider.runtime.kernels.build import find_compiler
 
 DEPTH = 4
 Spoil = Callable[[TreeForward, list[Tensor]], list[Tensor]]
@@ -112,6 +114,22 @@ def test_errors_that_have_no_direction_are_found(
     model = tiny(dtype=dtype)
     each, buffers = pass_of(model, kind), buffers_of(model)
     assert "largest at position" in compare(each, spoiled(each, spoil), buffers)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", [ChainForward, GreedyDraft])
+def test_layers_that_round_their_inputs_are_allowed_more(
+    kind: type[TreeForward], dtype: torch.dtype
+) -> None:
+    """But not a wrong factor, nor other logits."""
+    model = tiny(dtype=dtype)
+    quantize(model.module, "int8:32+a8")
+    each, buffers = pass_of(model, kind), buffers_of(model)
+    assert compare(each, spoiled(each, partial(logits_times, 1.01)), buffers) == ""
+    found = compare(each, spoiled(each, partial(logits_times, 1.05)), buffers)
+    assert "with inputs of 8 bits" in found
+    assert compare(each, spoiled(each, partial(noise, 0.2)), buffers)
 
 
 @pytest.mark.parametrize("kind", [GreedyDraft, SampledDraft])

@@ -150,6 +150,21 @@ def test_groups_of_other_sizes(kind: str, wide: tuple[int, int], narrow: tuple[i
     assert _format(layers[0].mlp.up_proj) == narrow
 
 
+@pytest.mark.parametrize("kind", ["int8:32+a8", "int4+a8"])
+def test_layers_round_their_inputs_where_groups_allow(kind: str) -> None:
+    """48 inputs are no multiple of 32."""
+    module = tiny_module("llama", std=0.1)
+    tokens_BT = torch.randint(5, VOCAB, (2, 12))
+    plain, rounding = copy.deepcopy(module), copy.deepcopy(module)
+    with torch.inference_mode():
+        weights_only = quantize(plain, kind.removesuffix("+a8"))(input_ids=tokens_BT).logits
+        found = quantize(rounding, kind)(input_ids=tokens_BT).logits
+    layers: Any = rounding.model.layers
+    assert layers[0].self_attn.q_proj.weight.ndim == 5
+    assert layers[0].mlp.down_proj.weight.ndim == 4
+    assert 0 < _distance(found, weights_only) < 0.05
+
+
 def test_weights_beyond_the_scales_are_refused() -> None:
     module = tiny_module("llama")
     with torch.no_grad():

@@ -33,7 +33,15 @@ def last_logits(model: HFModel) -> Tensor:
     return model.extend(cache, context.tokens_BT[:, 6:])[0]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("int4", torch.bfloat16), ("int8:32", torch.float32)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("int4", torch.bfloat16),
+        ("int8:32", torch.float32),
+        ("int4+a8", torch.float32),
+        ("int8:32+a8", torch.bfloat16),
+    ],
+)
 def test_passes_are_exact(kind: str, dtype: torch.dtype) -> None:
     """Chains and trees, alone and in batches: eagerly, and by the program that would be compiled,
     run by torch."""
@@ -48,8 +56,11 @@ def test_passes_are_exact(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_passes_have_the_bits_of_eager_ones(recwarn: pytest.WarningsRecorder) -> None:
-    target = quantized("int4", torch.bfloat16)
+@pytest.mark.parametrize("kind", ["int4", "int8:32+a8"])
+def test_compiled_passes_have_the_bits_of_eager_ones(
+    kind: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    target = quantized(kind, torch.bfloat16)
     prepare(target, "auto", exact=True, own=True)
     compiled_NV = last_logits(target)
     assert target.compiled is not None

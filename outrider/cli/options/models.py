@@ -26,7 +26,9 @@ def _complete_devices() -> list[str]:
 
 
 def _complete_kinds() -> list[str]:
-    return ["int8", "int4", "int8:32", "int8:128", "int4:32", "int4:128", "keep"]
+    from outrider.runtime.hf.quantize import KINDS  # torch takes long to import
+
+    return list(KINDS)
 
 
 Target = Annotated[
@@ -93,7 +95,8 @@ QuantizeTarget = Annotated[
         metavar="KIND",
         help="Weights of few bits for the target: int8; int4; int8:32, int8:128, int4:32 or "
         "int4:128, in groups of 32 or 128 inputs; or keep, for the blocks of a GGUF file as they "
-        "are. All but keep change the output.",
+        "are. With +a8 behind one of those in groups, layers round their inputs to 8 bits, too, "
+        "which is faster (int8:32+a8). All but keep change the output.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),

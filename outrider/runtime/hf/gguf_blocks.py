@@ -38,13 +38,16 @@ _GROUP = 32
 _HALF = 2  # bytes of a float16
 
 
-def keep_blocks(module: PreTrainedModel, file: Path, name: str = "model") -> PreTrainedModel:
+def keep_blocks(
+    module: PreTrainedModel, file: Path, name: str = "model", rounds_inputs: bool = False
+) -> PreTrainedModel:
     """Replaces the linear layers of a converted model by layers of the file's blocks, in place.
 
     Args:
         module: the model of the converted folder, on the CPU.
         file: the GGUF file.
         name: how messages call the model.
+        rounds_inputs: whether the layers round their inputs to eight bits (``grouped.py``).
 
     Returns:
         The module. A warning says how many of its linear layers are not kept as blocks.
@@ -78,7 +81,7 @@ def keep_blocks(module: PreTrainedModel, file: Path, name: str = "model") -> Pre
         if weight is None:
             apart[path] = "no tensor" if tensor is None else tensor.tensor_type.name
         else:
-            module.set_submodule(path, GroupedLinear(weight, layer.bias))
+            module.set_submodule(path, GroupedLinear(weight, layer.bias, rounds_inputs))
     if len(apart) == len(layers):
         raise UnsupportedModelError(
             f"{name} has no linear layer in {', '.join(KINDS)} whose blocks could be kept; its "

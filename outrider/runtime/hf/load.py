@@ -33,7 +33,7 @@ from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.gguf import folder_of, is_gguf
 from outrider.runtime.hf.gguf_blocks import keep_blocks
 from outrider.runtime.hf.layout import Layout
-from outrider.runtime.hf.quantize import KEEP, check_kind, quantize
+from outrider.runtime.hf.quantize import KEEP, check_kind, keeps_blocks, quantize
 from outrider.runtime.hf.recurrent import RecurrentModel, check_recurrent_config
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
 from outrider.runtime.hf.source import check_source, eager, named
@@ -95,10 +95,10 @@ def load_model(
     """
     if quantized is not None:
         check_kind(quantized)
-    if quantized == KEEP and not (isinstance(source, str | Path) and is_gguf(source)):
+    if keeps_blocks(quantized) and not (isinstance(source, str | Path) and is_gguf(source)):
         raise InvalidParameterError(
-            f"quantization {KEEP!r} keeps the blocks of a GGUF file, and {role} {shown(source)} is "
-            f"none: give the path of a .gguf file, or another kind"
+            f"quantization {quantized!r} keeps the blocks of a GGUF file, and {role} "
+            f"{shown(source)} is none: give the path of a .gguf file, or another kind"
         )
     check_flag("trust_remote_code", trust_remote_code)
     chosen = resolve_device(device)
@@ -152,8 +152,13 @@ def load_model(
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
     if layout is None:
         module = module.to(chosen)
-    if quantized == KEEP:
-        module = keep_blocks(module, Path(os.path.expanduser(source)), f"{role} {source}")
+    if keeps_blocks(quantized):
+        module = keep_blocks(
+            module,
+            Path(os.path.expanduser(source)),
+            f"{role} {source}",
+            rounds_inputs=quantized != KEEP,
+        )
     elif quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")

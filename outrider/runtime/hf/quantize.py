@@ -9,6 +9,12 @@ int8 takes a quarter of the time of float32. Only weights are quantised:
               head, whose error enters the distribution directly, has int8 weights in such groups
     int4:G    the same with groups of G inputs, 32 or 128
     keep      the blocks of a GGUF file as they are (``gguf_blocks.py``)
+    KIND+a8   one of these in groups, whose layers round their inputs to eight bits, too
+
+With ``+a8`` a layer multiplies integers, of which processors compute two to four times as many as
+floats: forward passes over several tokens, prompts first, become faster. Each group of a token's
+inputs has a scale of its own, so no token depends on another; layers that do not divide into groups
+of a multiple of 32 do not round their inputs.
 
 Layers that do not divide into groups of 128 get groups of 32, and those that do not divide into
 these, int8 weights with a scale per output.
@@ -38,10 +44,12 @@ from outrider.core.values import check_choice
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.hf.support import reads_weight
 from outrider.runtime.kernels import use_grouped_kernels
-from outrider.runtime.kernels.grouped import STEP, GroupedLinear, rounded
+from outrider.runtime.kernels.grouped import CHUNK, STEP, GroupedLinear, rounded
 
 KEEP = "keep"
-KINDS = ("int8", "int4", "int8:32", "int8:128", "int4:32", "int4:128", KEEP)
+ROUNDS_INPUTS = "+a8"
+_GROUPED = ("int4", "int8:32", "int8:128", "int4:32", "int4:128", KEEP)
+KINDS = ("int8", *_GROUPED, *(kind + ROUNDS_INPUTS for kind in _GROUPED))
 
 _GROUP = 32
 _ON_CUDA = ("int8", "int4")
@@ -58,7 +66,7 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     Args:
         module: a decoder or an encoder-decoder in float32, bfloat16 or float16 on the CPU or CUDA;
             int4 on CUDA needs bfloat16.
-        kind: one of ``KINDS``, except ``keep``.
+        kind: one of ``KINDS``, except ``keep`` and ``keep+a8``.
         name: how messages call it.
 
     Raises:
@@ -67,8 +75,8 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
         UnsupportedModelError: most weights are not in linear layers, or are quantised already.
     """
     check_kind(kind)
-    if kind == KEEP:
-        raise InvalidParameterError(f"{KEEP!r} is for GGUF files, and {name} is in memory")
+    if keeps_blocks(kind):
+        raise InvalidParameterError(f"{kind!r} is for GGUF files, and {name} is in memory")
     _check_place(module, kind, name)
     layers = _layers(module, name)
     on_cpu = module.device.type == "cpu"
@@ -90,6 +98,11 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     return module
 
 
+def keeps_blocks(kind: str | None) -> bool:
+    """Whether a kind keeps the blocks of a GGUF file."""
+    return kind is not None and kind.removesuffix(ROUNDS_INPUTS) == KEEP
+
+
 def check_kind(kind: str, parameter: str = "quantized") -> None:
     """Raises InvalidParameterError, which names the parameter, for an unknown kind."""
     check_choice(parameter, kind, KINDS)
@@ -97,13 +110,13 @@ def check_kind(kind: str, parameter: str = "quantized") -> None:
 
 def _grouped(layer: nn.Linear, kind: str, is_head: bool) -> GroupedLinear:
     """The layer in groups, as the kind asks for and its size allows."""
-    base, _, size = kind.partition(":")
+    base, _, size = kind.removesuffix(ROUNDS_INPUTS).partition(":")
     K = layer.in_features
     fitting = [group for group in (int(size or _GROUP), _GROUP) if K % group == 0]
     small = base == "int4" and bool(fitting) and not is_head
     group = fitting[0] if fitting else K
     weight = rounded(layer.weight, 4 if small else 8, group, offsets=small)
-    return GroupedLinear(weight, layer.bias)
+    return GroupedLinear(weight, layer.bias, kind.endswith(ROUNDS_INPUTS) and group % CHUNK == 0)
 
 
 def _use_torchao(module: PreTrainedModel, layers: dict[str, nn.Linear], kind: str) -> None:

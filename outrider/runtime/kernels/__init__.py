@@ -5,6 +5,7 @@ from outrider.runtime.kernels.layers import (
     NARROW,
     NarrowLinear,
     is_exact,
+    rounds_inputs,
     use_grouped_kernels,
     use_kernels,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "NarrowLinear",
     "is_exact",
     "kernels_are_loaded",
+    "rounds_inputs",
     "use_grouped_kernels",
     "use_kernels",
 ]

@@ -121,14 +121,6 @@ void dot_tokens(const int32_t* x, int64_t stride, const Panels<BFloat16>& panels
     for (; p < count; p++) dot_tile<M, 1>(x, stride, panels + p, to.at(0, p * kPanel));
 }
 
-// Calls act with the number of tokens, from 1 to Most, as a constant.
-template <int Most, int M = 1, typename F>
-inline void with_tokens(int64_t count, const F& act) {
-  if constexpr (M < Most)
-    if (count > M) return with_tokens<Most, M + 1>(count, act);
-  act(std::integral_constant<int, M>());
-}
-
 // Any number of tokens, in tiles of nearly equal size; a panel stays in the processor's cache.
 template <typename To>
 void multiply_dots(int64_t M, const PairedInputs& x, const Panels<BFloat16>& panels, const To& to,

@@ -205,16 +205,27 @@ Panels<float> unpacked(const GroupedPanels<Bits, Offset>& panel) {
   return {buffer.data(), panel.K};
 }
 
-// Calls act with the panels of a packed layer with K inputs, whose format its shape tells.
+// What the shape of a packed layer with K inputs tells of it.
+struct Format {
+  int64_t group, bits;
+  bool offset;
+
+  Format(const at::Tensor& weight, int64_t K) : group(K / weight.size(1)) {
+    const int64_t rows = weight.size(2);
+    bits = rows > group ? 8 : 4;
+    offset = rows - group * bits / 8 > kHalfRows;
+  }
+};
+
+// Calls act with the panels of a packed layer with K inputs.
 template <typename F>
 void with_format(const at::Tensor& weight, int64_t K, const F& act) {
   const int8_t* bytes = weight.const_data_ptr<int8_t>();
-  const int64_t group = K / weight.size(1), rows = weight.size(2);
-  const bool wide = rows > group;
-  const bool offset = rows - (wide ? group : group / 2) > kHalfRows;
-  if (wide && offset) return act(GroupedPanels<8, true>{bytes, K, group});
-  if (wide) return act(GroupedPanels<8, false>{bytes, K, group});
-  if (offset) return act(GroupedPanels<4, true>{bytes, K, group});
+  const Format format(weight, K);
+  const int64_t group = format.group;
+  if (format.bits == 8 && format.offset) return act(GroupedPanels<8, true>{bytes, K, group});
+  if (format.bits == 8) return act(GroupedPanels<8, false>{bytes, K, group});
+  if (format.offset) return act(GroupedPanels<4, true>{bytes, K, group});
   return act(GroupedPanels<4, false>{bytes, K, group});
 }
 

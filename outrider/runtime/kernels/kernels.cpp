@@ -43,6 +43,17 @@ at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList b
                       (outputs[i] + kPanel - 1) / kPanel});
     first += outputs[i];
   }
+  const bool narrow = x.scalar_type() == at::kBFloat16;
+  if (weights[0].dim() == 5) {
+    const at::Tensor input = (narrow ? x : x.to(at::kFloat)).contiguous();
+    at::Tensor out = at::empty(sizes, input.options());
+    auto run = [&]<typename T>(const T* from, T* to) {
+      multiply_rounded(from, to, layers, M, K, N);
+    };
+    if (narrow) run(input.const_data_ptr<BFloat16>(), out.mutable_data_ptr<BFloat16>());
+    else run(input.const_data_ptr<float>(), out.mutable_data_ptr<float>());
+    return out.to(x.scalar_type());
+  }
   const Pairs kernel = x.scalar_type() == at::kBFloat16
                            ? pairs_for(layers, M, K, widest >= kAnyNumber)
                            : Pairs::kNone;
@@ -96,34 +107,74 @@ static at::Tensor pad_outputs(const at::Tensor& x) {
   return at::constant_pad_nd(x, more);
 }
 
+// The sizes of integers (N, K) whose groups have the scales (N, groups).
+struct Groups {
+  int64_t panels, groups, group;
+
+  Groups(const at::Tensor& values, const at::Tensor& scale, int64_t bits)
+      : panels((values.size(0) + kPanel - 1) / kPanel),
+        groups(scale.size(1)),
+        group(values.size(1) / groups) {
+    TORCH_CHECK(bits == 8 || bits == 4, "integers of ", bits, " bits cannot be packed");
+    TORCH_CHECK(group * groups == values.size(1) && group % kStep == 0, values.size(1),
+                " inputs are not ", groups, " groups of a multiple of ", kStep);
+  }
+};
+
+// Scales and maybe offsets (N, groups) as rows of bytes of float16 numbers.
+static std::vector<at::Tensor> pack_numbers(const Groups& size, const at::Tensor& scale,
+                                            const std::optional<at::Tensor>& offset) {
+  std::vector<at::Tensor> rows;
+  for (const auto& numbers : {std::optional(scale), offset}) {
+    if (!numbers) continue;
+    const at::Tensor split =
+        pad_outputs(numbers->to(at::kHalf)).view({size.panels, kPanel, size.groups});
+    rows.push_back(split.transpose(1, 2).contiguous().view(at::kChar).view(
+        {size.panels, size.groups, -1, kPanel}));
+  }
+  return rows;
+}
+
 // Packs integers (N, K) of 8 or 4 bits, with scales and maybe offsets (N, groups) of float16, as
 // grouped.h reads them.
 static at::Tensor pack_groups(const at::Tensor& values, const at::Tensor& scale,
                               const std::optional<at::Tensor>& offset, int64_t bits) {
-  const int64_t K = values.size(1), groups = scale.size(1), group = K / groups;
-  TORCH_CHECK(bits == 8 || bits == 4, "integers of ", bits, " bits cannot be packed");
-  TORCH_CHECK(group * groups == K && group % kStep == 0, K, " inputs are not ", groups,
-              " groups of a multiple of ", kStep);
-  const int64_t panels = (values.size(0) + kPanel - 1) / kPanel;
-  auto per_group = [&](const at::Tensor& x) {  // float16 numbers, as bytes
-    const at::Tensor split = pad_outputs(x.to(at::kHalf)).view({panels, kPanel, groups});
-    return split.transpose(1, 2).contiguous().view(at::kChar).view({panels, groups, -1, kPanel});
-  };
-  std::vector<at::Tensor> parts{per_group(scale)};
-  if (offset) parts.push_back(per_group(*offset));
+  const Groups size(values, scale, bits);
+  std::vector<at::Tensor> parts = pack_numbers(size, scale, offset);
   if (bits == 8) {
-    const at::Tensor split = pad_outputs(values).view({panels, kPanel, groups, group});
+    const at::Tensor split = pad_outputs(values).view({size.panels, kPanel, size.groups, -1});
     parts.push_back(split.permute({0, 2, 3, 1}));
   } else {
     const at::Tensor nibbles = (offset ? values : values.add(8)).to(at::kInt);
-    const at::Tensor eights = pad_outputs(nibbles).view({panels, kPanel, groups, -1, kStep});
+    const at::Tensor eights =
+        pad_outputs(nibbles).view({size.panels, kPanel, size.groups, -1, kStep});
     at::Tensor words = eights.select(-1, 0);
     for (int64_t i = 1; i < kStep; i++)
       words = words.bitwise_or(eights.select(-1, i).__lshift__(4 * i));
     const at::Tensor ordered = words.permute({0, 2, 3, 1}).contiguous();
-    parts.push_back(ordered.view(at::kChar).view({panels, groups, group / 2, kPanel}));
+    parts.push_back(ordered.view(at::kChar).view({size.panels, size.groups, -1, kPanel}));
   }
   return at::cat(parts, 2);
+}
+
+// The same as integer_dots.h reads them.
+static at::Tensor pack_integer_dots(const at::Tensor& values, const at::Tensor& scale,
+                                    const std::optional<at::Tensor>& offset, int64_t bits) {
+  const Groups size(values, scale, bits);
+  TORCH_CHECK(size.group % kChunk == 0, "groups of ", size.group, " inputs are no multiple of ",
+              kChunk);
+  TORCH_CHECK(bits == 4 || !offset, "integers of 8 bits with offsets cannot be packed");
+  std::vector<at::Tensor> parts = pack_numbers(size, scale, offset);
+  const int64_t bias = bits == 4 && offset ? 0 : 1 << (bits - 1);
+  const at::Tensor shifted = pad_outputs(values.to(at::kInt).add(bias));
+  const int64_t count = bits == 8 ? 1 : 2;  // fours of inputs in a word
+  const at::Tensor fours =
+      shifted.view({size.panels, kPanel, size.groups, -1, count, 4}).to(at::kByte);
+  at::Tensor bytes = fours.select(-2, 0);
+  if (bits == 4) bytes = bytes.bitwise_or(fours.select(-2, 1).__lshift__(4));
+  const at::Tensor ordered = bytes.permute({0, 2, 3, 1, 4}).contiguous();
+  parts.push_back(ordered.view(at::kChar).view({size.panels, size.groups, -1, kPanel}));
+  return at::cat(parts, 2).unsqueeze(-1);
 }
 
 }  // namespace outrider
@@ -138,6 +189,8 @@ TORCH_LIBRARY(outrider, library) {
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
   library.def("pack_groups(Tensor values, Tensor scale, Tensor? offset, int bits) -> Tensor");
+  library.def(
+      "pack_integer_dots(Tensor values, Tensor scale, Tensor? offset, int bits) -> Tensor");
   library.def("pages(int bytes) -> Tensor", &outrider::pages);
 #define DEFINE(name) library.def(#name "(Tensor x) -> Tensor");
   OUTRIDER_FUNCTIONS(DEFINE)
@@ -155,6 +208,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("pack", &outrider::pack);
   library.impl("pack_int8", &outrider::pack_int8);
   library.impl("pack_groups", &outrider::pack_groups);
+  library.impl("pack_integer_dots", &outrider::pack_integer_dots);
 #define IMPLEMENT(name) library.impl(#name, &outrider::name);
   OUTRIDER_FUNCTIONS(IMPLEMENT)
   library.impl("mean", &outrider::mean);

@@ -42,7 +42,8 @@ class NarrowLinear(nn.Linear):
 
     Attributes:
         weight: (N, K); or packed in panels, with three dimensions (``packed.h``) and then float32,
-            bfloat16 or int8, or with four (``grouped.h``) and then bytes.
+            bfloat16 or int8; or with four (``grouped.h``) or five (``integer_dots.h``) and then
+            bytes.
         widest: most tokens the kernel takes; it takes any number where the weight is packed.
     """
 
@@ -132,6 +133,13 @@ def is_exact(module: nn.Module) -> bool:
     return any(isinstance(each, NarrowLinear) and each.widest == _ANY for each in module.modules())
 
 
+def rounds_inputs(module: nn.Module) -> bool:
+    """Whether linear layers of a module round their inputs to eight bits (``integer_dots.h``)."""
+    return any(
+        isinstance(each, NarrowLinear) and each.weight.ndim == 5 for each in module.modules()
+    )
+
+
 class _Pages:
     """Large memory pages, filled one weight after the other."""
 
@@ -150,15 +158,16 @@ class _Pages:
 
 
 def _take_over(layer: Int8Linear | GroupedLinear, pages: _Pages) -> None:
-    """Turns a quantised layer into a ``NarrowLinear`` with the same weights, which does not round
-    its inputs."""
+    """Turns a quantised layer into a ``NarrowLinear`` with the same weights, which rounds no inputs
+    unless they are to be rounded to eight bits."""
     if isinstance(layer, Int8Linear):
         packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
         del layer.weight, layer.scale_N
     else:
-        packed = torch.ops.outrider.pack_groups(
-            layer.weight, layer.scale_NG, layer.offset_NG, layer.bits
-        )
+        pack = torch.ops.outrider.pack_groups
+        if layer.rounds_inputs:
+            pack = torch.ops.outrider.pack_integer_dots
+        packed = pack(layer.weight, layer.scale_NG, layer.offset_NG, layer.bits)
         del layer.weight, layer.scale_NG, layer.offset_NG
     layer.__class__ = NarrowLinear  # type: ignore[assignment]
     layer.weight = pages.parameter(packed)

@@ -7,11 +7,13 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <map>
 
 #include "dots.h"
 #include "grouped.h"
 #include "grouped_dots.h"
 #include "grouped_tiles.h"
+#include "integer_dots.h"
 #include "packed.h"
 #include "rows.h"
 #include "share.h"
@@ -131,6 +133,29 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
     const auto multiply = kernel == Pairs::kTiles ? multiply_tiles<NarrowTarget> : multiply_dots<NarrowTarget>;
     multiply(M, inputs, Panels<BFloat16>{layer.weight.const_data_ptr<BFloat16>(), K} + first, to,
              last - first);
+  });
+}
+
+// multiply() for weights of few bits and inputs that are rounded to 8 bits, in float32 or bfloat16.
+template <typename T>
+void multiply_rounded(const T* x, T* y, const Layers& layers, int64_t M, int64_t K, int64_t N) {
+  std::map<int64_t, RoundedTokens> rounded;  // by the size of groups, which layers may share
+  for (const Layer& layer : layers) {
+    const int64_t groups = layer.weight.size(1);
+    if (!rounded.contains(groups)) rounded.try_emplace(groups, x, M, K, K / groups);
+  }
+  share_panels(layers, kPanel * K * M / 4, [&](const Layer& layer, int64_t first, int64_t last) {
+    const int64_t n = first * kPanel;
+    const TargetOf<T> to{y + layer.first + n, N, layer.bias_at(n), layer.outputs - n};
+    const RoundedInputs inputs = rounded.at(layer.weight.size(1)).inputs();
+    const Format format(layer.weight, K);
+    const int8_t* bytes = layer.weight.const_data_ptr<int8_t>();
+    auto run = [&](const auto& panels) {
+      multiply_integers(M, inputs, panels + first, to, last - first);
+    };
+    if (format.bits == 8) return run(IntegerPanels<8, false>{bytes, K, format.group});
+    if (format.offset) return run(IntegerPanels<4, true>{bytes, K, format.group});
+    run(IntegerPanels<4, false>{bytes, K, format.group});
   });
 }
 

@@ -31,11 +31,14 @@ class Processor(NamedTuple):
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c")
-_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
+_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
 
 PORTABLE = Processor("portable", "DEFAULT")
 AVX2 = Processor("AVX2", "AVX2", _AVX2)
+AVX2_VNNI = Processor("AVX2 VNNI", "AVX2", (*_AVX2, "-mavxvnni"))
 AVX512 = Processor("AVX-512", "AVX512", _AVX512)
+AVX512_VNNI = Processor("AVX-512 VNNI", "AVX512", _AVX512_VNNI)
 AVX512_BF16 = Processor("AVX-512 BF16", "AVX512", _AVX512_BF16)  # AMD EPYC (Zen 5)
 AMX = Processor(  # Intel Xeon with AMX and 480 MiB of cache
     "AMX BF16",
@@ -45,15 +48,19 @@ AMX = Processor(  # Intel Xeon with AMX and 480 MiB of cache
     groups_from=5,
 )
 
-PROCESSORS = (PORTABLE, AVX2, AVX512, AVX512_BF16, AMX)
+PROCESSORS = (PORTABLE, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, AMX)
 
 
 def processor() -> Processor:
     """The kind of this machine's processor."""
     capability = torch.backends.cpu.get_cpu_capability()
+    found = torch.cpu.get_capabilities()
     if capability == "AVX512":
-        found = torch.cpu.get_capabilities()
-        if found.get("avx512_bf16"):
-            return AMX if found.get("amx_bf16") and found.get("amx_tile") else AVX512_BF16
-        return AVX512
-    return AVX2 if capability == "AVX2" else PORTABLE
+        if not found.get("avx512_vnni"):
+            return AVX512
+        if not found.get("avx512_bf16"):
+            return AVX512_VNNI
+        return AMX if found.get("amx_bf16") and found.get("amx_tile") else AVX512_BF16
+    if capability == "AVX2":
+        return AVX2_VNNI if found.get("avx_vnni") else AVX2
+    return PORTABLE

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace outrider {
 
@@ -30,6 +31,14 @@ inline float sum(const V& v) {
   for (int64_t half = kLanes / 2; half; half /= 2)
     for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
   return lanes[0];
+}
+
+// Calls act with the number of tokens, from 1 to Most, as a constant.
+template <int Most, int M = 1, typename F>
+inline void with_tokens(int64_t count, const F& act) {
+  if constexpr (M < Most)
+    if (count > M) return with_tokens<Most, M + 1>(count, act);
+  act(std::integral_constant<int, M>());
 }
 
 }  // namespace outrider

@@ -1,0 +1,291 @@
+// A linear layer over weights of 8 or 4 bits in groups whose inputs are rounded to 8 bits, as in
+// llama.cpp.
+//
+// A group of a token's inputs becomes integers x of at most 127 and a scale s_x, a 127th of the
+// largest magnitude. With the weights s q + m of grouped.h, a group of an output adds
+//
+//     s (s_x Σ q x)  +  m (s_x Σ x)
+//
+// to its sum. Sums of integers are exact, so all that depends on an order is the addition of groups,
+// from the first to the last: a token's result has the same bits whatever the number of tokens and
+// the width of vectors. (Portable code does not fuse products and sums, and rounds once more.)
+//
+// Weights are (panels, groups, rows, kPanel, 1) bytes: those of grouped.h, but that integers are
+// stored as u = q + bias, none below 0, in 32-bit words, one per output
+//
+//     8 bits   of four inputs
+//     4 bits   of eight inputs, the first four in the lower halves (nibbles) of the bytes
+
+#pragma once
+
+#include <ATen/ops/empty.h>
+
+#include <bit>
+
+#include "dots.h"
+#include "grouped.h"
+
+namespace outrider {
+
+// Rounded inputs, and of each group the scale and -128 times the sum of its integers.
+struct RoundedInputs {
+  const int8_t* values;
+  const float* scales;
+  const int32_t* starts;
+  int64_t K, groups;
+
+  RoundedInputs from(int64_t token) const {
+    return {values + token * K, scales + token * groups, starts + token * groups, K, groups};
+  }
+};
+
+inline int32_t word_of(const int8_t* inputs) {
+  int32_t four;
+  std::memcpy(&four, inputs, sizeof four);
+  return four;
+}
+
+// Rounds a group of inputs; returns its scale. A group of zeros has a scale of 0, and one with a
+// number that is not finite a scale that is not finite.
+template <typename T>
+inline float round_group(const T* x, int64_t count, int8_t* to, int32_t& start) {
+  constexpr float kShift = 3 << 22;  // floats of this size are integers
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; i++)
+    largest = std::max(largest, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
+  const float magnitude = std::bit_cast<float>(largest);
+  const float inverse = magnitude < 1e-30f ? 0.f : 127.f / magnitude;
+  int32_t total = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const float shifted = static_cast<float>(x[i]) * inverse + kShift;
+    const int32_t value = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kShift);
+    to[i] = static_cast<int8_t>(value);
+    total += to[i];
+  }
+  start = -128 * total;
+  return magnitude / 127.f;
+}
+
+// The memory of rounded inputs.
+struct RoundedTokens {
+  at::Tensor values, scales, starts;
+
+  template <typename T>
+  RoundedTokens(const T* x, int64_t M, int64_t K, int64_t group)
+      : values(at::empty({M, K}, at::kChar)),
+        scales(at::empty({M, K / group}, at::kFloat)),
+        starts(at::empty({M, K / group}, at::kInt)) {
+    int8_t* to = values.mutable_data_ptr<int8_t>();
+    float* scale = scales.mutable_data_ptr<float>();
+    int32_t* start = starts.mutable_data_ptr<int32_t>();
+    for (int64_t i = 0; i < M * (K / group); i++)
+      scale[i] = round_group(x + i * group, group, to + i * group, start[i]);
+  }
+  RoundedInputs inputs() const {
+    return {values.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
+            starts.const_data_ptr<int32_t>(), values.size(1), scales.size(1)};
+  }
+};
+
+// A vector of integers, and dots<Bits>(sum, u, x): adds to each 32-bit lane the products of four
+// bytes u below 2^Bits and four signed bytes x.
+#if defined(CPU_CAPABILITY_AVX512)
+
+using Integers = __m512i;
+inline Integers load_integers(const int8_t* from) { return _mm512_loadu_si512(from); }
+inline Integers all_lanes(int32_t value) { return _mm512_set1_epi32(value); }
+inline V floats(Integers sums) { return _mm512_cvtepi32_ps(sums); }
+inline Integers lower_nibbles(Integers u) { return _mm512_and_si512(u, _mm512_set1_epi8(15)); }
+inline Integers upper_nibbles(Integers u) { return lower_nibbles(_mm512_srli_epi16(u, 4)); }
+
+#if defined(__AVX512VNNI__)
+template <int Bits>
+inline Integers dots(Integers sum, Integers u, Integers x) {
+  return _mm512_dpbusd_epi32(sum, u, x);
+}
+#else
+// Products of pairs are added in 16 bits, which takes bytes u of 4 bits.
+inline Integers nibble_dots(Integers sum, Integers nibbles, Integers x, int16_t times) {
+  const Integers pairs = _mm512_maddubs_epi16(nibbles, x);
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(times)));
+}
+#define OUTRIDER_NIBBLE_DOTS
+#endif
+
+#elif defined(CPU_CAPABILITY_AVX2)
+
+using Integers = __m256i;
+inline Integers load_integers(const int8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+inline Integers all_lanes(int32_t value) { return _mm256_set1_epi32(value); }
+inline V floats(Integers sums) { return _mm256_cvtepi32_ps(sums); }
+inline Integers lower_nibbles(Integers u) { return _mm256_and_si256(u, _mm256_set1_epi8(15)); }
+inline Integers upper_nibbles(Integers u) { return lower_nibbles(_mm256_srli_epi16(u, 4)); }
+
+#if defined(__AVXVNNI__)
+template <int Bits>
+inline Integers dots(Integers sum, Integers u, Integers x) {
+  return _mm256_dpbusd_avx_epi32(sum, u, x);
+}
+#else
+inline Integers nibble_dots(Integers sum, Integers nibbles, Integers x, int16_t times) {
+  const Integers pairs = _mm256_maddubs_epi16(nibbles, x);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(times)));
+}
+#define OUTRIDER_NIBBLE_DOTS
+#endif
+
+#else
+
+typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(int32_t))));
+inline Integers load_integers(const int8_t* from) {
+  Integers words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+inline Integers all_lanes(int32_t value) { return Integers{} + value; }
+inline V floats(const Integers& sums) {
+  typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+  const Floats converted = __builtin_convertvector(sums, Floats);
+  return V::loadu(&converted);
+}
+inline Integers lower_nibbles(const Integers& u) { return u & 0x0f0f0f0f; }
+inline Integers upper_nibbles(const Integers& u) { return (u >> 4) & 0x0f0f0f0f; }
+
+template <int Bits>
+inline Integers dots(Integers sum, const Integers& u, const Integers& x) {
+  for (int shift = 0; shift < 32; shift += 8)
+    sum += (u >> shift & 255) * (x << (24 - shift) >> 24);
+  return sum;
+}
+
+#endif
+
+#if defined(OUTRIDER_NIBBLE_DOTS)
+template <int Bits>
+inline Integers dots(Integers sum, Integers u, Integers x) {
+  if constexpr (Bits == 4) return nibble_dots(sum, u, x, 1);
+  return nibble_dots(nibble_dots(sum, lower_nibbles(u), x, 1), upper_nibbles(u), x, 16);
+}
+#endif
+
+// Consecutive panels of a layer.
+template <int Bits, bool Offset>
+struct IntegerPanels {
+  static constexpr int64_t kInputs = 32 / Bits;                 // of a word
+  static constexpr int64_t kWords = kPanel * sizeof(int32_t);  // bytes of a word per output
+  static constexpr int64_t kHead = (Offset ? 2 : 1) * kHalfRows * kPanel;  // bytes before words
+  const int8_t* bytes;
+  int64_t K, group;
+
+  int64_t group_bytes() const { return kHead + group / kInputs * kWords; }
+  int64_t panel_bytes() const { return K / group * group_bytes(); }
+  IntegerPanels operator+(int64_t count) const {
+    return {bytes + count * panel_bytes(), K, group};
+  }
+};
+
+// What the sum of a group starts with, for its part of the biases: -128 times the sum of its inputs is
+// given.
+template <int Bits, bool Offset>
+inline Integers started(int32_t start) {
+  if constexpr (Bits == 8) return all_lanes(start);
+  return all_lanes(Offset ? 0 : start / 16);
+}
+
+constexpr int64_t kChunk = 32;  // inputs, of which groups have a multiple
+constexpr int64_t kWordsAhead = 4096;  // bytes that are prefetched
+constexpr int kIntegerTile = 6;  // tokens whose sums of a group fit into the registers
+
+using Sums = float[kPanel];  // of a token and a panel
+
+#define ALWAYS_INLINE __attribute__((always_inline))
+
+// Calls act with the constants 0 to Count - 1.
+template <int Count, typename F>
+inline ALWAYS_INLINE void unrolled(const F& act) {
+  [&]<int... I>(std::integer_sequence<int, I...>) ALWAYS_INLINE {
+    (act(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, Count>());
+}
+
+// Adds the products of group g of M tokens, whose weights are at `from`, to their sums.
+template <int M, int Bits, bool Offset>
+inline void add_group(const RoundedInputs& x, int64_t g, const IntegerPanels<Bits, Offset>& panel,
+                      const int8_t* from, int64_t ahead, Sums* __restrict sums) {
+  using Format = IntegerPanels<Bits, Offset>;
+  const int64_t K = x.K;
+  Integers parts[M][2];
+  unrolled<M>([&](auto m) ALWAYS_INLINE {
+    parts[m][0] = parts[m][1] = started<Bits, Offset>(x.starts[m * x.groups + g]);
+  });
+  const int8_t *words = from + Format::kHead, *inputs = x.values + g * panel.group;
+  for (const int8_t* end = inputs + panel.group; inputs < end; inputs += kChunk)
+    unrolled<kChunk / Format::kInputs>([&](auto word) ALWAYS_INLINE {
+      for (int64_t line = 0; line < Format::kWords; line += 64)
+        __builtin_prefetch(words + ahead + line);
+      auto add = [&](Integers low, Integers high, int first) ALWAYS_INLINE {
+        unrolled<M>([&](auto m) ALWAYS_INLINE {
+          const Integers input = all_lanes(word_of(inputs + m * K + first));
+          parts[m][0] = dots<Bits>(parts[m][0], low, input);
+          parts[m][1] = dots<Bits>(parts[m][1], high, input);
+        });
+      };
+      const Integers low = load_integers(words), high = load_integers(words + Format::kWords / 2);
+      if constexpr (Bits == 8) {
+        add(low, high, 4 * word);
+      } else {
+        add(lower_nibbles(low), lower_nibbles(high), 8 * word);
+        add(upper_nibbles(low), upper_nibbles(high), 8 * word + 4);
+      }
+      words += Format::kWords;
+    });
+  const Pair scales = load_halves(from);
+  unrolled<M>([&](auto m) ALWAYS_INLINE {
+    const V scale(x.scales[m * x.groups + g]);
+    Pair total = load_pair(sums[m]);
+    total.low = at::vec::fmadd(floats(parts[m][0]) * scale, scales.low, total.low);
+    total.high = at::vec::fmadd(floats(parts[m][1]) * scale, scales.high, total.high);
+    if constexpr (Offset) {
+      const Pair offsets = load_halves(from + kHalfRows * kPanel);
+      const V inputs = scale * V(x.starts[m * x.groups + g] / -128.f);
+      total.low = at::vec::fmadd(inputs, offsets.low, total.low);
+      total.high = at::vec::fmadd(inputs, offsets.high, total.high);
+    }
+    total.low.store(sums[m]);
+    total.high.store(sums[m] + kLanes);
+  });
+}
+
+// The sums of M tokens for a panel.
+template <int M, int Bits, bool Offset>
+void integer_tile(const RoundedInputs& x, const IntegerPanels<Bits, Offset>& panel, int64_t ahead,
+                  Sums* sums) {
+  std::fill_n(sums[0], M * kPanel, 0.f);
+  for (int64_t g = 0; g < x.groups; g++)
+    add_group<M>(x, g, panel, panel.bytes + g * panel.group_bytes(), ahead, sums);
+}
+
+// y = x wᵀ + bias for any number of tokens, in tiles of nearly equal size; with several tiles, a panel
+// stays in the processor's cache, and the next one is prefetched.
+template <int Bits, bool Offset, typename To>
+void multiply_integers(int64_t M, const RoundedInputs& x, const IntegerPanels<Bits, Offset>& panels,
+                       const To& to, int64_t count) {
+  const int64_t tiles = (M + kIntegerTile - 1) / kIntegerTile;
+  const int64_t ahead = tiles > 1 ? panels.panel_bytes() : kWordsAhead;
+  alignas(64) Sums sums[kIntegerTile];
+  for (int64_t p = 0; p < count; p++)
+    for (int64_t i = 0; i < tiles; i++) {
+      const int64_t first = M * i / tiles, tokens = M * (i + 1) / tiles - first;
+      with_tokens<kIntegerTile>(tokens, [&](auto constant) {
+        integer_tile<constant>(x.from(first), panels + p, ahead, sums);
+      });
+      const To part = to.at(first, p * kPanel);
+      for (int64_t m = 0; m < tokens; m++)
+        for (int64_t n = 0; n < kPanel; n += kLanes)
+          store_half(V::loadu(sums[m] + n), part, m, n);
+    }
+}
+
+}  // namespace outrider

@@ -1,0 +1,184 @@
+"""Kernels over weights of few bits and inputs that are rounded to eight bits: the integers are
+exact, and a token has the same bits at any width.
+
+Legend: M tokens, K inputs, N outputs, G groups.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import cpp_extension
+
+from outrider.runtime.kernels import NarrowLinear, build, processors, use_grouped_kernels
+from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight, rounded_inputs
+
+pytestmark = [
+    pytest.mark.vector_width,
+    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here"),
+]
+
+FORMATS = [(8, 32, False), (8, 128, False), (4, 32, False), (4, 128, False), (4, 64, True)]
+formats = pytest.mark.parametrize(("bits", "group", "offsets"), FORMATS)
+
+PROGRAM = Path(__file__).parent / "integer_dots.cpp"
+WITHOUT_VNNI = (processors.AVX2, processors.AVX512)
+
+
+def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedWeight:
+    """Every integer that the format has, the extremes included."""
+    torch.manual_seed(N)
+    low, high = (-128, 128) if bits == 8 else (0, 16) if offsets else (-8, 8)
+    values_NK = torch.randint(low, high, (N, K), dtype=torch.int8)
+    values_NK[0, :2] = torch.tensor([low, high - 1])
+    scale_NG = (torch.rand(N, K // group) * 0.01).half()
+    offset_NG = torch.randn(N, K // group).half() if offsets else None
+    return GroupedWeight(values_NK, scale_NG, offset_NG, bits)
+
+
+def packed(weight: GroupedWeight, bias: Tensor | None = None) -> GroupedLinear:
+    layer = GroupedLinear(weight, bias, rounds_inputs=True)
+    use_grouped_kernels(layer, "layer")
+    assert type(layer) is NarrowLinear
+    return layer
+
+
+@torch.inference_mode()
+@formats
+@pytest.mark.parametrize("N", [1, 16, 33, 70])
+def test_packing_loses_nothing(bits: int, group: int, offsets: bool, N: int) -> None:
+    """A group of one 127 and zeros is not rounded: its integers are those, and its scale is 1."""
+    weight = any_weight(N, 256, bits, group, offsets)
+    found = packed(weight)(127 * torch.eye(256)).T
+    wanted = 127 * weight.dequantized().double()
+    assert ((found - wanted).abs() <= 2.0**-22 * (wanted.abs() + 127 * 8)).all()
+
+
+@torch.inference_mode()
+@formats
+@pytest.mark.parametrize("N", [5, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_at_any_width(
+    bits: int, group: int, offsets: bool, N: int, dtype: torch.dtype
+) -> None:
+    layer = packed(any_weight(N, 256, bits, group, offsets), torch.randn(N))
+    x = torch.randn(80, 256).to(dtype)
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert alone.dtype == dtype
+    for width in (*range(2, 15), 24, 25, 80):
+        assert torch.equal(torch.cat([layer(part) for part in x.split(width)]), alone)
+    assert torch.equal(layer(x.view(5, 16, 256)), alone.view(5, 16, N))
+
+
+@torch.inference_mode()
+@formats
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_results_are_those_of_float64(
+    bits: int, group: int, offsets: bool, dtype: torch.dtype
+) -> None:
+    """Each group errs by at most three roundings of its part, of its offset's part and of the sum;
+    a result in few bits is rounded once more."""
+    weight = any_weight(40, 256, bits, group, offsets)
+    layer = packed(weight)
+    x = torch.randn(17, 256).to(dtype)
+    inputs, weight_NK = rounded_inputs(x.float(), group).double(), weight.dequantized().double()
+    wanted, magnitude = inputs @ weight_NK.T, inputs.abs() @ weight_NK.abs().T
+    largest = weight.scale_NG.max() * 2**bits + (0 if weight.offset_NG is None else 8)
+    bound = 2.0**-20 * (magnitude + inputs.abs().sum(-1, keepdim=True) * largest)
+    if dtype != torch.float32:
+        bound = bound + 2.0**-8 * wanted.abs()
+    assert ((layer(x).double() - wanted).abs() <= bound).all()
+
+
+@torch.inference_mode()
+@formats
+def test_the_plain_code_computes_the_same(bits: int, group: int, offsets: bool) -> None:
+    weight, bias = any_weight(20, 128, bits, min(group, 128), offsets), torch.randn(20)
+    x = torch.randn(3, 128)
+    plain, ours = GroupedLinear(weight, bias, True)(x), packed(weight, bias)(x)
+    assert float((plain - ours).abs().max()) <= 1e-5 * float(ours.abs().max())
+
+
+@torch.inference_mode()
+def test_joined_layers_may_have_different_formats() -> None:
+    kinds = [(8, 32, False), (4, 128, True), (4, 32, False)]
+    layers = [packed(any_weight(N, 128, *kind)) for N, kind in zip((33, 5, 70), kinds, strict=True)]
+    x = torch.randn(2, 7, 128)
+    weights = [layer.weight for layer in layers]
+    joined = torch.ops.outrider.linears(x, weights, [], [33, 5, 70], 32)
+    assert torch.equal(joined, torch.cat([layer(x) for layer in layers], -1))
+
+
+@torch.inference_mode()
+def test_a_token_does_not_depend_on_its_neighbours() -> None:
+    """Unlike with one scale for all tokens of a forward pass."""
+    layer = packed(any_weight(40, 128, 8, 32, False))
+    x = torch.randn(4, 128)
+    louder = x * torch.tensor([[1.0], [1e4], [1e-4], [0.0]])
+    assert torch.equal(layer(louder)[0], layer(x)[0])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_stay_so(bad: float) -> None:
+    layer = packed(any_weight(40, 128, 8, 32, False))
+    x = torch.randn(2, 128)
+    x[1, 77] = bad
+    y = layer(x)
+    assert y[0].isfinite().all()
+    assert not y[1].isfinite().any()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-33, 1e30])
+def test_tiny_and_huge_inputs(size: float) -> None:
+    weight = any_weight(40, 128, 8, 32, False)
+    x = size * torch.randn(2, 128)
+    y, wanted = packed(weight)(x), x.double() @ weight.dequantized().double().T
+    assert ((y - wanted).abs() <= 0.01 * x.double().norm() * 64 + 1e-29).all()
+
+
+def test_rounding_errs_by_half_a_step() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7, 256)
+    step = x.view(5, 7, 8, 32).abs().amax(-1, keepdim=True) / 127
+    error = (rounded_inputs(x, 32) - x).view(5, 7, 8, 32).abs()
+    assert (error <= step * (0.5 + 1e-4)).all()
+    assert not torch.equal(rounded_inputs(x, 32), x)
+
+
+def test_packing_refuses_what_the_kernel_does_not_read() -> None:
+    packed(any_weight(1, 32, 8, 32, False))  # loads the kernels
+    values, scale = torch.zeros(2, 48, dtype=torch.int8), torch.zeros(2, 2).half()
+    with pytest.raises(RuntimeError, match="groups of 24 inputs are no multiple of 32"):
+        torch.ops.outrider.pack_integer_dots(values, scale, None, 8)
+    scale = torch.zeros(2, 1).half()
+    with pytest.raises(RuntimeError, match="groups of 48 inputs are no multiple of 32"):
+        torch.ops.outrider.pack_integer_dots(values, scale, None, 4)
+    with pytest.raises(RuntimeError, match="8 bits with offsets"):
+        torch.ops.outrider.pack_integer_dots(values[:, :32].contiguous(), scale, scale, 8)
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="needs a processor with AVX-512"
+)
+@pytest.mark.parametrize("kind", WITHOUT_VNNI, ids=lambda kind: kind.name)
+def test_processors_without_vnni_compute_the_same_integers(
+    kind: processors.Processor, tmp_path: Path
+) -> None:
+    """The program is built for such a processor; with instructions for dot products the tests above
+    run."""
+    includes = [f"-I{path}" for path in (build.SOURCES[0].parent, *cpp_extension.include_paths())]
+    out = tmp_path / "integer_dots"
+    defines = [f"-DCPU_CAPABILITY={kind.capability}", f"-DCPU_CAPABILITY_{kind.capability}"]
+    command = [str(build.find_compiler()), "-std=c++20", "-w", str(PROGRAM), "-o", str(out)]
+    command += [*kind.flags, *defines, "-DOUTRIDER_TILES_FROM=16", *includes]
+    command += [f"-L{path}" for path in cpp_extension.library_paths()]
+    command += [f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()]
+    command += ["-lc10", "-ltorch_cpu", "-ltorch", "-fopenmp"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ran = subprocess.run([str(out)], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.returncode) == ("right", 0)
