@@ -18,9 +18,8 @@
 
 #pragma once
 
+#include <ATen/cpu/vec/functional.h>
 #include <ATen/ops/empty.h>
-
-#include <bit>
 
 #include "dots.h"
 #include "grouped.h"
@@ -45,24 +44,37 @@ inline int32_t word_of(const int8_t* inputs) {
   return four;
 }
 
-// Rounds a group of inputs; returns its scale. A group of zeros has a scale of 0, and one with a
-// number that is not finite a scale that is not finite.
+// Stores numbers that are integers as bytes.
+inline void store_bytes(const V& integers, int8_t* to) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integers));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+#else
+  float lanes[kLanes];
+  integers.store(lanes);
+  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<int8_t>(static_cast<int32_t>(lanes[i]));
+#endif
+}
+
+// Rounds a group of inputs, a multiple of kLanes; returns its scale. A group of zeros has a scale of
+// 0, and one with a number that is not finite a scale that is not finite.
 template <typename T>
 inline float round_group(const T* x, int64_t count, int8_t* to, int32_t& start) {
-  constexpr float kShift = 3 << 22;  // floats of this size are integers
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; i++)
-    largest = std::max(largest, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
-  const float magnitude = std::bit_cast<float>(largest);
-  const float inverse = magnitude < 1e-30f ? 0.f : 127.f / magnitude;
-  int32_t total = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const float shifted = static_cast<float>(x[i]) * inverse + kShift;
-    const int32_t value = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kShift);
-    to[i] = static_cast<int8_t>(value);
-    total += to[i];
+  V largest = load(x).abs();
+  for (int64_t i = kLanes; i < count; i += kLanes)
+    largest = at::vec::maximum(largest, load(x + i).abs());
+  const float magnitude = at::vec::vec_reduce_all<float>(
+      [](V& one, V& other) { return at::vec::maximum(one, other); }, largest);
+  const V inverse(magnitude < 1e-30f ? 0.f : 127.f / magnitude);
+  const V shift(3 << 22);  // floats of this size are integers
+  V total(0.f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const V integers = load(x + i) * inverse + shift - shift;
+    store_bytes(integers, to + i);
+    total = total + integers;
   }
-  start = -128 * total;
+  start = -128 * static_cast<int32_t>(at::vec::vec_reduce_all<float>(
+                     [](V& one, V& other) { return one + other; }, total));
   return magnitude / 127.f;
 }
 
@@ -213,7 +225,7 @@ inline ALWAYS_INLINE void unrolled(const F& act) {
 // Adds the products of group g of M tokens, whose weights are at `from`, to their sums.
 template <int M, int Bits, bool Offset>
 inline void add_group(const RoundedInputs& x, int64_t g, const IntegerPanels<Bits, Offset>& panel,
-                      const int8_t* from, int64_t ahead, Sums* __restrict sums) {
+                      const int8_t* from, Sums* __restrict sums) {
   using Format = IntegerPanels<Bits, Offset>;
   const int64_t K = x.K;
   Integers parts[M][2];
@@ -223,8 +235,6 @@ inline void add_group(const RoundedInputs& x, int64_t g, const IntegerPanels<Bit
   const int8_t *words = from + Format::kHead, *inputs = x.values + g * panel.group;
   for (const int8_t* end = inputs + panel.group; inputs < end; inputs += kChunk)
     unrolled<kChunk / Format::kInputs>([&](auto word) ALWAYS_INLINE {
-      for (int64_t line = 0; line < Format::kWords; line += 64)
-        __builtin_prefetch(words + ahead + line);
       auto add = [&](Integers low, Integers high, int first) ALWAYS_INLINE {
         unrolled<M>([&](auto m) ALWAYS_INLINE {
           const Integers input = all_lanes(word_of(inputs + m * K + first));
@@ -258,26 +268,31 @@ inline void add_group(const RoundedInputs& x, int64_t g, const IntegerPanels<Bit
   });
 }
 
-// The sums of M tokens for a panel.
+// The sums of M tokens for a panel; prefetches what is `ahead` bytes behind it, if anything.
 template <int M, int Bits, bool Offset>
 void integer_tile(const RoundedInputs& x, const IntegerPanels<Bits, Offset>& panel, int64_t ahead,
                   Sums* sums) {
+  const int64_t bytes = panel.group_bytes();
   std::fill_n(sums[0], M * kPanel, 0.f);
-  for (int64_t g = 0; g < x.groups; g++)
-    add_group<M>(x, g, panel, panel.bytes + g * panel.group_bytes(), ahead, sums);
+  for (int64_t g = 0; g < x.groups; g++) {
+    const int8_t* from = panel.bytes + g * bytes;
+    if (ahead)
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + ahead + line);
+    add_group<M>(x, g, panel, from, sums);
+  }
 }
 
-// y = x wᵀ + bias for any number of tokens, in tiles of nearly equal size; with several tiles, a panel
-// stays in the processor's cache, and the next one is prefetched.
+// y = x wᵀ + bias for any number of tokens, in tiles of nearly equal size. With several tiles, a panel
+// stays in the processor's cache, and the first tile prefetches the next panel.
 template <int Bits, bool Offset, typename To>
 void multiply_integers(int64_t M, const RoundedInputs& x, const IntegerPanels<Bits, Offset>& panels,
                        const To& to, int64_t count) {
   const int64_t tiles = (M + kIntegerTile - 1) / kIntegerTile;
-  const int64_t ahead = tiles > 1 ? panels.panel_bytes() : kWordsAhead;
   alignas(64) Sums sums[kIntegerTile];
   for (int64_t p = 0; p < count; p++)
     for (int64_t i = 0; i < tiles; i++) {
       const int64_t first = M * i / tiles, tokens = M * (i + 1) / tiles - first;
+      const int64_t ahead = tiles == 1 ? kWordsAhead : i == 0 ? panels.panel_bytes() : 0;
       with_tokens<kIntegerTile>(tokens, [&](auto constant) {
         integer_tile<constant>(x.from(first), panels + p, ahead, sums);
       });
