@@ -1,7 +1,7 @@
 """Fills the governor's tables before the first request.
 
 A few real rounds are run on made-up prompts, for greedy and for sampled rows: with 1, 2, 4, … rows
-and four draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
+and five draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
 the rounds of requests correct it. A drafter without models and heads is replaced by one whose
 drafts always have full length, because it would find little to copy in such texts.
 
@@ -41,7 +41,7 @@ from outrider.sampling import Sampling
 SECONDS = 1.5
 """Time after which no further number of rows is measured."""
 
-_LENGTHS = (0, 1, 3)  # and the longest
+_LENGTHS = (0, 1, 3, 5)  # and the longest
 _REPEATS = 4  # of each length, in a row; the first is not timed, since its weights are not cached
 _LARGEST = 32  # rows
 _GROWTH = 1.5  # of the time to measure, where the number of rows doubles
@@ -59,7 +59,7 @@ def measure_round_times(
     report: Report | None = None,
     *,
     seconds: float = SECONDS,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> None:
     """Tells an engine's governor how long rounds take, from the cache folder or by measuring.
 
@@ -67,8 +67,9 @@ def measure_round_times(
         engine: without a governor, nothing is done. No request may be running.
         report: as of ``load``.
         seconds: when to stop measuring.
-        clock: in seconds.
+        clock: in seconds; None is the one by which rounds are measured.
     """
+    clock = clock or time.perf_counter
     governor, able = engine.governor, engine.drafter.capabilities
     if governor is None or (able.drafts_trees and not able.models):
         return

@@ -16,9 +16,7 @@ acceptance, from 0 to 1, that tokens which the target emitted would have had.
     o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed
     p_0 = (A_1 + 16 * 0.6) / (V_1 + 16)        A_1 accepted of the last V_1 first tokens, some 30
     f   = odds against (A + r P) / (V + r)  over  odds against P
-                                               P the class's mean prediction in V labels
-                                               r = 2 of rows that repeat themselves, which differ
-                                               most and stay as they are, else 5
+                                               P the class's mean prediction in V labels, r = 5
 
 Where no draft model is reviewed, f goes back towards 1 in rounds without a label, log f by 3 % a
 round: the text moves on, and a row that was given up after a few rejected drafts is tried again if
@@ -42,8 +40,8 @@ ASSUMED = 0.6
 
 _STRENGTH = 2.0
 _FIRST_STRENGTH = 16.0  # of p_0, before the first label
-_ROW_STRENGTH = {False: 5.0, True: 2.0}  # of rows that repeat themselves
-_KEPT = 0.95
+_ROW_STRENGTH = 5.0
+_KEPT = 0.97
 _KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
@@ -150,17 +148,16 @@ class RowRates:
             read.
     """
 
-    __slots__ = ("_accepted", "_last", "_predicted", "_strength", "_tried", "factor", "undrafted")
+    __slots__ = ("_accepted", "_last", "_predicted", "_tried", "factor", "undrafted")
 
-    def __init__(self, repeats: bool = False) -> None:
+    def __init__(self) -> None:
         self.undrafted = 0
         self._last = 0
-        self.begin(repeats)
+        self.begin()
 
-    def begin(self, repeats: bool) -> None:
+    def begin(self) -> None:
         """Begins anew: the row is of another class from now on."""
         self.factor = 1.0
-        self._strength = _ROW_STRENGTH[repeats]
         self._accepted = self._tried = self._predicted = 0.0
 
     def learn(self, odds: Sequence[float], tokens: int, accepted: int, now: int) -> None:
@@ -186,7 +183,7 @@ class RowRates:
         self._tried = self._tried * kept + tried
         self._predicted = self._predicted * kept + predicted
         mean = self._predicted / self._tried
-        rate = (self._accepted + self._strength * mean) / (self._tried + self._strength)
+        rate = (self._accepted + _ROW_STRENGTH * mean) / (self._tried + _ROW_STRENGTH)
         self.factor = odds_against(rate) / odds_against(mean)
 
     def survival(self, odds: Sequence[float], now: int | None = None) -> list[float]:
@@ -255,13 +252,13 @@ class RowMemory:
             self.has_changed = True
             self.kind = Kind(self.kind.greedy, repetition.is_on)
             for rates in self.rates.values():
-                rates.begin(repetition.is_on)
+                rates.begin()
         self._num_followed = len(self._output)
 
     def of(self, source: int) -> RowRates:
         """The row's acceptance of a source."""
         if source not in self.rates:
-            self.rates[source] = RowRates(self.kind.repeats)
+            self.rates[source] = RowRates()
         return self.rates[source]
 
 

@@ -6,9 +6,7 @@ nothing is one of the lengths; a draft model then reads nothing, and catches up 
 again. A head reads the committed tokens all the same, because the target's hidden states are not
 kept. Four rules keep the choice calm and cheap:
 
-    hysteresis   another length must promise 3 % more than the present one, and 5 % more than none,
-                 or 25 % where 16 tokens of each row take a draft model half a round to read: to be
-                 wrong is dear there, and the times that the promise is made from are not so exact
+    hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first; such a retry goes on while it
@@ -40,8 +38,6 @@ from outrider.engine.governor.reviews import Reviews
 
 HYSTERESIS = 1.03
 _TO_START = 1.05
-_TO_START_DEAR = 1.25  # where a draft model takes long to read what it lacks
-_READ, _DEAR = 16, 0.5  # tokens of each row, and rounds: what is long
 
 LONGEST_STAND = 8
 """Most rounds that a choice stands for; what they showed is learned together."""
@@ -221,11 +217,6 @@ class BatchGovernor:
             if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
                 best = present
         plain = promises[0].option(0)
-        if best.length and not (self._present and self._present[1]):
-            reading = governor.costs(greedy, best.source).catch_up(len(rows), _READ)
-            is_dear = sources.lags and reading * plain.rate > _DEAR * len(rows)
-            if is_dear and best.rate < _TO_START_DEAR * plain.rate:
-                best = plain
         self._is_reviewed = self._is_reviewed or reviewable > 0
         if best.length and self._is_reviewed and self._balance.forbids(self._now, rows):
             best = plain
@@ -311,7 +302,7 @@ class BatchGovernor:
             return
         self._end_rest()
         length = asked.length if ran_drafter else 0
-        resumes = length > 0 and self._drafted != self._now - 1
+        changes = (length > 0) != (self._drafted == self._now - 1) and self._now > 1
         if length:
             self._drafted = self._now
         if length or reviewed:
@@ -323,7 +314,7 @@ class BatchGovernor:
             tokens = len(rows) + sum([n or 0 for n in accepted])
             self._balance.add(self._now, asked, rows, tokens, total)
         self._outcomes.append(
-            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes, reviewed)
+            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, changes, reviewed)
         )
         if reviewed:
             with self._governor.lock:

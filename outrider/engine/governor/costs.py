@@ -8,7 +8,8 @@ A round of B rows with drafts of γ tokens takes
 A forward pass is a rectangle, B times γ + 1 tokens, however long the drafts of the single rows are.
 Both surfaces are filled from real rounds. A cell that was never measured, or long ago, is read off
 a line in the number of tokens, fitted to all cells, plus what the measured cells of the same number
-of rows deviate from it. Times do not decrease with γ (``monotone``, isotonic regression).
+of rows deviate from it. Times do not decrease with γ (``monotone``, isotonic regression). What
+slows rounds of all lengths alike is followed apart (``pace.py``).
 
 Legend: B rows, γ the draft length.
 """
@@ -20,7 +21,8 @@ from itertools import accumulate
 from operator import mul
 from statistics import median_low
 
-from outrider.engine.governor.catch_up import CatchUp
+from outrider.engine.governor.catch_up import ASSUMED, CatchUp
+from outrider.engine.governor.pace import Pace
 
 HALF_LIFE = 512
 """Rounds after which a measurement has half its weight."""
@@ -127,7 +129,9 @@ class Surface:
         num_rounds: int = 1,
         at_most: bool = False,
     ) -> None:
-        """Takes the seconds of a round, or of several that took as long.
+        """Takes the seconds of a round, or of several that took as long. A single first one of a
+        cell counts as twice what was expected at most: it may have loaded a program, and what looks
+        so slow would not be tried again.
 
         Args:
             rows, length: B and γ.
@@ -137,6 +141,9 @@ class Surface:
             num_rounds: how many rounds there were.
             at_most: the seconds are only a bound: more than a mean of several rounds says nothing.
         """
+        if weight == 1.0 and length not in self._cells.get(rows, {}) and self._cells:
+            (expected,), _ = self.read(rows, [length], now)
+            seconds = min(seconds, _OUTLIER * expected)
         cells = self._cells.setdefault(rows, {})
         if length in cells and at_most and cells[length].is_below(seconds, now):
             cells[length].measured = now
@@ -160,6 +167,11 @@ class Surface:
             for length, cell in sorted(cells.items()):
                 yield rows, length, cell.mean
 
+    def mean(self, rows: int, length: int) -> float:
+        """The mean of a cell; 0 if it was never measured."""
+        cell = self._cells.get(rows, {}).get(length)
+        return 0.0 if cell is None else cell.mean
+
     def age(self, rows: int, length: int, now: int) -> int | None:
         """Rounds since a cell was measured; None if it never was."""
         cell = self._cells.get(rows, {}).get(length)
@@ -181,6 +193,11 @@ class Surface:
             [cell.mean for cells in self._cells.values() for cell in cells.values()]
         )
         return [max(least, each) for each in seconds], weights
+
+    def on_line(self, rows: int, length: int) -> float:
+        """What the fitted line says of a cell; some must have been read."""
+        level, slope = self._line
+        return level + slope * self._tokens(rows, length)
 
     def _excesses(self, rows: int, lengths: Sequence[int], now: int) -> list[float]:
         """What the cells of so many rows are above the line, by draft length. Where none of them
@@ -232,15 +249,17 @@ class RoundCosts:
     """
 
     VERIFY_SLOPE = 0.03
+    STEP_SLOPE = 0.003  # low: reading that looks dear is not tried, so nothing corrects it
 
     def __init__(self, draft_ratio: float) -> None:
         self._ratio = draft_ratio
-        self._step = Surface(lambda rows, length: rows, self.VERIFY_SLOPE)
+        self._step = Surface(lambda rows, length: rows, self.STEP_SLOPE)
         self._rest = Surface(lambda rows, length: rows * (length + 1), self.VERIFY_SLOPE)
         self._catch_up = CatchUp()
         self._began = self._prepared = False
         self._curves: dict[tuple[int, Sequence[int]], tuple[int, int, list[float]]] = {}
-        self._first_steps: dict[int, tuple[int, float]] = {}
+        self._single_step = -_REREAD, 0.0
+        self._pace = Pace()
         self.now = 0
 
     @property
@@ -257,7 +276,7 @@ class RoundCosts:
         behind: int = 0,
         width: int | None = None,
         *,
-        resumes: bool = False,
+        changes: bool = False,
     ) -> None:
         """Takes a round's seconds. The first round of all also does what is done once, such as
         allocating memory, and is left out.
@@ -270,27 +289,32 @@ class RoundCosts:
             behind: committed tokens that the draft model read first, of the row that lacked most.
             width: the longest draft that was verified, where other tokens than the drafter's made
                 it longer; None for ``length``.
-            resumes: whether the round before drafted nothing. The processor's caches have then
-                lost the draft model's weights, so the round takes longer than the next ones will.
+            changes: whether the round before drafted nothing and this one did, or the other way
+                round. The processor's caches then hold what the other kind of round needs, so this
+                one takes longer than the next ones will.
         """
         if not self._began:
             self._began = True
             return
         self.now += 1
+        width = length if width is None else width
+        if behind <= _AS_USUAL and not changes:
+            self._follow(rows, length, width, total)
+        draft, total = draft / self._pace.now, total / self._pace.now
         self._rest.observe(
             rows,
-            length if width is None else width,
+            width,
             max(total - draft, 0.0),
             self.now,
-            at_most=resumes,
+            at_most=changes,
         )
         if not length or not draft:
             return
         if behind > _AS_USUAL:
             drafting = length * self._steps(rows, [length])[0]
-            self.observe_reading(rows, behind, max(draft - drafting, 0.0))
+            self.observe_reading(rows, behind, max(draft - drafting, 0.0) * self._pace.now)
         else:
-            self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
+            self._step.observe(rows, length, draft / length, self.now, at_most=changes)
 
     def observe_plain(self, rows: int, totals: Sequence[float]) -> None:
         """Takes rounds without drafts, by their median, since a single one may have been delayed.
@@ -307,13 +331,22 @@ class RoundCosts:
             self.now += len(totals)
             seconds = median_low(totals)
             num_rounds = min(len(totals), MOST_TOGETHER)
-            self._rest.observe(rows, 0, seconds, self.now, num_rounds=num_rounds)
+            for _ in range(num_rounds):
+                self._follow(rows, 0, 0, seconds)
+            self._rest.observe(rows, 0, seconds / self._pace.now, self.now, num_rounds=num_rounds)
+
+    def _follow(self, rows: int, length: int, width: int, total: float) -> None:
+        """Lets the pace follow a round, as far as such rounds were measured before."""
+        rest = self._rest.mean(rows, width)
+        draft = length * self._step.mean(rows, length)
+        if rest and (draft or not length):
+            self._pace.follow(total, rest + draft)
 
     def observe_reading(self, rows: int, behind: int, seconds: float) -> None:
         """Takes the seconds in which a draft model read committed tokens that it lacked. A round
         must have been measured."""
-        if not self._rest.is_empty and (step := self._steps(rows, [1])[0]) > 0:
-            self._catch_up.observe(behind, seconds / step)
+        if not self._rest.is_empty and (step := self._steps(1, [1])[0]) > 0:
+            self._catch_up.observe(rows * behind, seconds / self._pace.now / step)
 
     def age(self, rows: int, length: int) -> int | None:
         """Rounds since this many rows drafted so many tokens; None if they never did."""
@@ -330,7 +363,7 @@ class RoundCosts:
         if moves != self.moves(rows) or self.now - made >= _REREAD:
             curve = self._curve(rows, lengths)
             self._curves[rows, lengths] = self.now, self.moves(rows), curve
-        return curve
+        return [seconds * self._pace.now for seconds in curve]
 
     def assume(self, rows: int, length: int, draft: float, total: float) -> None:
         """Takes the seconds of a round that were measured before the first request, or by another
@@ -361,11 +394,13 @@ class RoundCosts:
         """Seconds for a draft model to read so many committed tokens of each row."""
         if not behind:
             return 0.0
-        made, step = self._first_steps.get(rows, (-_REREAD, 0.0))
+        made, step = self._single_step
         if self.now - made >= _REREAD:
-            step = self._steps(rows, [1])[0]
-            self._first_steps[rows] = self.now, step
-        return self._catch_up.steps(behind) * step
+            step = self._steps(1, [1])[0]
+            self._single_step = self.now, step
+            if step and not self._step.is_empty:
+                self._catch_up.assume(self._step.on_line(ASSUMED, 1) / step)
+        return self._catch_up.steps(rows * behind) * step * self._pace.now
 
     def _steps(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of a draft step, by draft length."""

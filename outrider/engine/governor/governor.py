@@ -23,7 +23,7 @@ MOST_CREDIT = 1.0
 RETRY_SHARE = 0.018
 """Tokens that trying a draft model again may cost, as a share of all."""
 
-REVIEW_SHARE = 0.0125
+REVIEW_SHARE = 0.01
 """Rounds that reviews may take, as a share of all."""
 
 START_SHARE = 0.002
@@ -176,13 +176,15 @@ class Governor:
                 outcome.total,
                 outcome.asked.behind,
                 width,
-                resumes=outcome.resumes,
+                changes=outcome.changes,
             )
         elif outcome.reviewed:
             self.costs(outcome.greedy, 0).observe_reading(num, outcome.asked.behind, outcome.draft)
         else:
             for source in range(len(self.sources.names)):
-                self.costs(outcome.greedy, source).observe(num, 0, 0.0, outcome.total, width=width)
+                self.costs(outcome.greedy, source).observe(
+                    num, 0, 0.0, outcome.total, width=width, changes=outcome.changes
+                )
 
     def _learn_review(self, outcome: Outcome) -> None:
         labels: dict[Kind, list[float]] = {}

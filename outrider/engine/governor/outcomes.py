@@ -60,7 +60,7 @@ class Outcome:
     Attributes:
         asked: what it was asked to draft.
         length: the longest draft of any row that the drafter made.
-        resumes: whether it drafted and the round before did not.
+        changes: whether it drafted and the round before did not, or the other way round.
     """
 
     asked: Asked
@@ -71,7 +71,7 @@ class Outcome:
     draft: float
     total: float
     forced: Sequence[int]
-    resumes: bool
+    changes: bool
     reviewed: Sequence[Sequence[float]] = ()
 
     def labels(self, now: int) -> Iterator[Label]:

@@ -16,7 +16,7 @@ from outrider.engine.governor.governor import MOST_CREDIT, Governor
 NEVER = float("inf")
 """Rounds since an option was measured that never was."""
 
-_PROBE_AGE = 24
+_PROBE_AGE = 48
 _RETRY_AGE = 12
 _HOPEFUL = 0.9  # of the best rate, where reviews show acceptance
 _HOPEFUL_AGE, _HOPELESS_AGE = 96, 512

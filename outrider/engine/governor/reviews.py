@@ -12,7 +12,7 @@ So a review yields n labels of acceptance for a single pass of the draft model, 
 one for a pass over what it lacks, a draft, and a wider pass of the target.
 
 Reviews look at committed tokens alone and choose for later rounds, so they bias no output. They
-may take 1.25 % of the time (``Governor.review_credit``). Where half of the rows have begun or
+may take 1 % of the time (``Governor.review_credit``). Where half of the rows have begun or
 ceased to repeat themselves, a review is due as soon as the credit pays for half of it, unless such
 rows accept next to nothing, or would gain little by accepting everything. Otherwise some credit is
 left for such a moment, and reviews that take longer than a round are seldom: at their price, no

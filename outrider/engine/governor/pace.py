@@ -1,0 +1,33 @@
+"""How slow the machine is now, relative to what was measured on the whole.
+
+Other work, a lower clock frequency or a longer context slow rounds of all draft lengths by about as
+much, while only one of them runs. If each length knew only its own rounds, the one that runs would
+look slow beside those that were measured in better times. So times are learned after division by
+the pace, and read after multiplication by it. What the lengths are relative to each other is
+learned slowly, the pace fast:
+
+    pace += (seconds / expected - pace) / 8        by each round of a kind that was measured before
+"""
+
+_FOLLOWED = 1 / 8
+_MOST = 2.0
+"""How often a round's seconds may be those that were expected, or the other way round: more, and
+something else delayed it."""
+
+
+class Pace:
+    """The machine's pace.
+
+    Attributes:
+        now: what measured seconds are multiplied by; 1 at first.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def follow(self, seconds: float, expected: float) -> None:
+        """Takes the seconds of a round, and those that were expected at a pace of 1."""
+        ratio = min(max(seconds / expected, 1 / _MOST), _MOST)
+        self.now += _FOLLOWED * (ratio - self.now)
