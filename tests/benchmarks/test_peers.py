@@ -24,7 +24,7 @@ from benchmarks.peer_workers.compare import (
     summary,
     verdicts,
 )
-from benchmarks.peer_workers.outrider_worker import Outrider
+from benchmarks.peer_workers.outrider_worker import Outrider, blocks, rounds_inputs
 from benchmarks.peer_workers.page import markdown
 from benchmarks.peer_workers.protocol import BLOCKS, KINDS, Answer, Job, Ready
 from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
@@ -311,7 +311,23 @@ def test_plans_have_rows_of_blocks_for_both_peers_that_read_them() -> None:
     rows = parse_rows(peers.PLANS["smollm2"].rows)
     for kind in BLOCKS:
         assert {("outrider", f"plain {kind} compiled"), ("llama.cpp", f"plain {kind}")} <= set(rows)
+        assert ("outrider", f"plain {kind}+a8 compiled") in rows
     assert not any(kind in row for row in peers.PLANS["embedded"].rows for kind in BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("how", "format_", "rounds"),
+    [
+        (["compiled"], None, False),
+        (["q4_1", "compiled"], "q4_1", False),
+        (["q8_0+a8"], "q8_0", True),
+    ],
+)
+def test_rows_name_blocks_and_rounded_inputs(
+    how: list[str], format_: str | None, rounds: bool
+) -> None:
+    assert blocks(how) == format_
+    assert rounds_inputs(how) is rounds
 
 
 def test_outrider_keeps_the_blocks_of_the_file_that_llama_cpp_reads(tmp_path: Path) -> None:
