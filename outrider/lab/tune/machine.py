@@ -24,12 +24,15 @@ class Source:
         method: the method with its options, as ``outrider bench`` writes it.
         draft: its draft model or head; None for a method without one.
         lengths: the draft lengths to consider, ascending. A tree has its own depth alone.
+        fades: whether a drafted token is worse for being late in its draft, as with a head, which
+            reads its own states there. Other sources draft the same tokens wherever a draft begins.
     """
 
     name: str
     method: str
     draft: str | None = None
     lengths: tuple[int, ...] = tuple(range(1, 9))
+    fades: bool = False
 
     @property
     def longest(self) -> int:
