@@ -217,6 +217,14 @@ def test_what_is_done_outside_of_rounds_is_predicted_too(ending: float) -> None:
         assert each.predicted == pytest.approx(each.measured, rel=0.12), each.configuration
 
 
+def test_the_median_round_knows_nothing_of_a_disturbed_one() -> None:
+    machine = two_sources(slowdown=lambda now: 50.0 if 100 <= now < 100.01 else 1.0, num_prompts=5)
+    run = machine.run(PLAIN, 0, [[0], [1], [2]], 24, 0)
+    round_seconds = machine.round_seconds(PLAIN, 0, 1, 1)
+    assert run.median_round_seconds == pytest.approx(round_seconds)
+    assert run.round_seconds == pytest.approx((50 + 1 + 1) / 3 * round_seconds)
+
+
 @pytest.mark.parametrize("begins", [3.0, 6.0, 12.0])
 def test_a_machine_that_becomes_slower_changes_no_ratio(begins: float) -> None:
     """From one of the probes on, everything takes 1.4 times as long. As many tokens are accepted in

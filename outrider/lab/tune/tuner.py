@@ -41,6 +41,7 @@ _MOST_REPEATS = 8  # of the first rung of trials; the last one has four times as
 _PROBE_PROMPTS = 4  # at least, so that one does not decide; a single one where time is short
 _FIRST_TOKENS = 4  # of the run that warms plain decoding up
 _UNSTEADY = 1.1  # plain rounds that take this many times as long as the last ones
+_ATTEMPTS = 3  # at a probe while they are unsteady
 _FIRST_GUESS = 3.0  # rounds of a source whose time is not known yet, over plain decoding's
 _HOPELESS = 0.8  # predicted ratios below this are not measured, unless nothing else is there
 
@@ -153,27 +154,29 @@ class Tuner:
         longest = max(source.longest for source in self.tuning.sources)
         widths = sorted({1, 2, 3, *(w for w in (5, 9, 13, 17, 33) if w <= longest), longest + 1})
         self._stage(f"forward passes at batch {size}")
-        found, slowdown = self._steady(
+        found, plain = self._steady(
             lambda: {width: self.machine.pass_seconds(size, width) for width in widths}, size
         )
+        # Passes are medians, too. Their share in a round is the same with and without other work.
+        now = plain.median_round_seconds or self._round_seconds(plain)
         for width, seconds in found.items():
-            self.tuning.passes.seconds[size, width] = seconds / slowdown
+            in_round = seconds / now
+            self.tuning.passes.seconds[size, width] = in_round * self.tuning.plain_rounds[size]
 
-    def _steady(self, measure: Callable[[], T], size: int) -> tuple[T, float]:
-        """What is measured, and how many times as long as at first a plain round took meanwhile.
-        Where that has changed since it was last known, the change may have come in the middle, so
-        it is measured once more."""
-        before, began = self._slowdown, self._budget.spent
-        found, self._slowdown = measure(), self._slowdown_now(size)
-        is_steady = 1 / _UNSTEADY < self._slowdown / before < _UNSTEADY
-        took = self._budget.spent - began
-        if not is_steady and took < self._budget.left_until(self._probed_by):
-            found, self._slowdown = measure(), self._slowdown_now(size)
-        return found, self._slowdown
-
-    def _slowdown_now(self, size: int) -> float:
-        now = self._round_seconds(self._run(PLAIN, 0, self._batches(size), self._tokens))
-        return now / self.tuning.plain_rounds[size]
+    def _steady(self, measure: Callable[[], T], size: int) -> tuple[T, Run]:
+        """What is measured, and plain decoding right after it. Where that has become faster or
+        slower since it last ran, the change may have come in the middle, so it is measured again,
+        twice at most."""
+        for again in reversed(range(_ATTEMPTS)):
+            before, began = self._slowdown, self._budget.spent
+            found = measure()
+            plain = self._run(PLAIN, 0, self._batches(size), self._tokens)
+            self._slowdown = self._round_seconds(plain) / self.tuning.plain_rounds[size]
+            took = self._budget.spent - began
+            is_steady = 1 / _UNSTEADY < self._slowdown / before < _UNSTEADY
+            if is_steady or not again or took > self._budget.left_until(self._probed_by):
+                break
+        return found, plain
 
     def _source(self, source: Source, size: int) -> None:
         """Probes a source at a batch size: its longest draft first, then a short one."""
@@ -186,15 +189,15 @@ class Tuner:
                 return
             try:
                 decode = partial(self._run, source, length, self._batches(size), self._tokens)
-                run, slowdown = self._steady(decode, size)
+                run, _ = self._steady(decode, size)
             except OutriderError as error:
                 if known is None:
                     self.tuning.errors[source.name] = str(error)
                 return
-            self._learn(source, length, size, run, slowdown)
+            self._learn(source, length, size, run)
 
-    def _learn(self, source: Source, length: int, size: int, run: Run, slowdown: float) -> None:
-        tuning, name = self.tuning, source.name
+    def _learn(self, source: Source, length: int, size: int, run: Run) -> None:
+        tuning, name, slowdown = self.tuning, source.name, self._slowdown
         found = rounds_of(run, self._tokens, length)
         if length == source.longest and found:
             before = tuning.acceptance.get(name, Acceptance({}, source.fades))
