@@ -43,6 +43,7 @@ from outrider.train.ngram import build_ngram
 PAIRS = ("embedded", "smollm2", "poor")
 SIZES = (1, 4, 16)
 WANTED, WITHIN_AT_1, WITHIN = 0.95, 0.10, 0.15
+_BESIDE_PLAIN = 4  # configurations that are compared with one run of plain decoding
 _FINALISTS = 4  # configurations of the search that run again
 _NOISE = 0.6  # standard deviation of the poor draft's noise, over that of each weight matrix
 
@@ -90,7 +91,7 @@ def finals(
         ratios = _ratios(found[size])
         best = sorted(ratios, key=lambda each: -ratios[each])[:_FINALISTS]
         chosen = tuning.answer.best[size].configuration
-        these = list(dict.fromkeys([Configuration(PLAIN, 0, size), chosen, *best]))
+        these = list(dict.fromkeys([chosen, *best]))
         for repeat in range(options.final_repeats):
             _run_all(tuner, these, options, repeat, trials)
     return last
@@ -119,15 +120,20 @@ def _run_all(
     repeat: int,
     found: Trials,
 ) -> None:
-    """Runs configurations of a batch size once, in random order."""
-    order, size = list(configurations), configurations[0].batch_size
+    """Runs configurations of a batch size once, in random order, and plain decoding before every
+    few of them: only what runs within seconds is comparable while other work comes and goes."""
+    drafting = [each for each in configurations if not each.is_plain]
+    size = configurations[0].batch_size
     num = max(size, min(tuner.machine.num_prompts, options.prompts))
     prompts = [index % tuner.machine.num_prompts for index in range(num)]
     batches = [prompts[start : start + size] for start in range(0, num - size + 1, size)]
-    random.Random(repeat).shuffle(order)
-    for each in order:
-        run = tuner.machine.run(each.source, each.length, batches, options.max_new_tokens, repeat)
-        found.add(each, repeat, repeat, run)
+    random.Random(repeat).shuffle(drafting)
+    for start in range(0, len(drafting), _BESIDE_PLAIN):
+        for each in (Configuration(PLAIN, 0, size), *drafting[start : start + _BESIDE_PLAIN]):
+            run = tuner.machine.run(
+                each.source, each.length, batches, options.max_new_tokens, repeat
+            )
+            found.add(each, repeat * len(drafting) + start, repeat, run)
 
 
 def compared(tuning: Tuning, found: dict[int, Trials], last: dict[int, Trials]) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def compared(tuning: Tuning, found: dict[int, Trials], last: dict[int, Trials]) 
             "share_of_best": finalists[chosen] / finalists[best],
             "median_error": median(map(abs, errors)),
             "largest_error": max(errors, key=abs),
-            "repeats": len(next(iter(trials.repeats.values()))),
+            "repeats": min(map(len, trials.repeats.values())),
             "within": sum(abs(e) <= (WITHIN_AT_1 if size == 1 else WITHIN) for e in errors),
             "configurations": len(errors),
             "ratios": {str(each): ratio for each, ratio in ratios.items()},
