@@ -414,6 +414,22 @@ def test_a_time_budget_notes_what_it_leaves_out() -> None:
 # -------------------------------------------------------------------------- errors and interruption
 
 
+def test_a_source_that_fails_in_its_trials_is_not_chosen() -> None:
+    """After the probes, such as one whose compilation fails."""
+    machine = two_sources()
+    probed = False
+
+    def on_stage(stage: str, share: float) -> None:
+        nonlocal probed
+        if probed and stage.startswith("the head"):
+            machine.broken = ["the head"]
+        probed = probed or stage.startswith("the head, 2 tokens")
+
+    result = Tuner(machine, [HEAD], TuneSettings((1,), 2), on_stage).run()
+    assert set(result.trials.errors.values()) == {"the head does not fit the target"}
+    assert not result.trials.repeats
+
+
 def test_a_source_that_does_not_work_is_named_and_left_out() -> None:
     result = tuned(two_sources(broken=["the head"]))
     assert result.errors == {"the head": "the head does not fit the target"}

@@ -243,6 +243,8 @@ class Tuner:
         plain = next(each for each in here if each.configuration.is_plain)
         finalists = _finalists([each for each in here if not each.configuration.is_plain])
         finalists = self._warmed(finalists, until)
+        if not finalists:
+            return
         speeds = {each.configuration: each.predicted for each in (plain, *finalists)}
         seconds = self._budget.left_until(until)
         prompts, repeats = self._trial_extent(size, seconds, speeds)
@@ -267,7 +269,10 @@ class Tuner:
         """The candidates that are ready to be timed. Compiling what a new draft length needs can
         take longer than all trials, so it is done before these are planned, for as many of the
         candidates as half of the time allows; at least one."""
-        ends = self.machine.clock() + self._budget.left_until(until) / 2
+        left = self._budget.left_until(until)
+        if left <= 0:
+            return finalists  # the trials are left out, too, and are named then
+        ends = self.machine.clock() + left / 2
         found: list[Estimate] = []
         for each in finalists:
             one = each.configuration
