@@ -18,7 +18,7 @@ from outrider.lab.analysis.tokens_per_round import expected_tokens
 from outrider.lab.tune.acceptance import Acceptance, tokens_per_round
 from outrider.lab.tune.answer import Estimate, choose
 from outrider.lab.tune.costs import PassTable, RestTable
-from outrider.lab.tune.halving import Configuration
+from outrider.lab.tune.halving import Configuration, Trials
 from outrider.lab.tune.machine import PLAIN, RowRound, Source, rounds_of
 from outrider.lab.tune.predict import (
     NOTHING_DRAFTED,
@@ -265,6 +265,21 @@ def test_the_choice_is_among_those_that_were_repeated_most() -> None:
         ]
     )
     assert answer.best[1].configuration == first
+
+
+def test_a_disturbed_repeat_does_not_count() -> None:
+    """In one of seven repeats, other work makes the candidate ten times slower than usual."""
+    machine, trials = two_sources(), Trials()
+    plain, head = Configuration(PLAIN, 0, 1), Configuration(HEAD, 3, 1)
+    for number in range(7):
+        for each in (plain, head):
+            disturbed = number == 3 and each == head
+            machine.slowdown = (lambda now: 10.0) if disturbed else (lambda now: 1.0)
+            trials.add(each, number, 0, machine.run(each.source, each.length, [[0], [1]], 64, 0))
+    ratio = trials.ratio(head)
+    assert ratio is not None
+    assert len(ratio["repeats"]) == 6
+    assert ratio["low"] > 2
 
 
 def test_trials_are_repeated_while_there_is_time() -> None:

@@ -11,6 +11,7 @@ the interval of ``lab/bench/ratio.py``.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,8 @@ from outrider.lab.bench.ratio import speedup
 from outrider.lab.bench.record import Repeat
 from outrider.lab.tune.machine import PLAIN, Run, Source
 from outrider.lab.tune.time_budget import TimeBudget
+
+_DISTURBED = 1.25  # times the median ratio, or its inverse
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,20 @@ class Trials:
 
     def ratio(self, configuration: Configuration) -> dict[str, Any] | None:
         """The speed over plain decoding's in the same repeats, with its interval; None where no
-        repeat ran both."""
+        repeat ran both. Repeats whose ratio is far from the median were disturbed by other work
+        while one of the two ran, and are left out."""
         plain = replace(configuration, source=PLAIN, length=0)
-        mine, theirs = (self.repeats.get(each, []) for each in (configuration, plain))
-        return speedup(mine, theirs)
+        mine = self.repeats.get(configuration, [])
+        theirs = {each.number: each for each in self.repeats.get(plain, [])}
+        pairs = [(each, theirs[each.number]) for each in mine if each.number in theirs]
+        ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
+        usual = statistics.median(ratios) if ratios else 0.0
+        kept = [
+            pair
+            for pair, ratio in zip(pairs, ratios, strict=True)
+            if usual / _DISTURBED <= ratio <= usual * _DISTURBED
+        ]
+        return speedup([one for one, _ in kept or pairs], [other for _, other in kept or pairs])
 
 
 Measure = Callable[[Configuration, int], Run]
