@@ -31,6 +31,8 @@ class SimulatedMachine:
         ending: seconds after the last round of a batch.
         num_prompts: number of prompts.
         found: of each source, how often it finds anything to draft; 1 where it is not named.
+        slowdown: how many times as long everything takes, by the clock.
+        compiling: seconds before the first run of each source, length and batch size.
         interrupt_after: number of runs after which Ctrl-C is pressed; None never presses it.
     """
 
@@ -46,6 +48,8 @@ class SimulatedMachine:
         num_prompts: int = 8,
         found: dict[str, float] | None = None,
         broken: Sequence[str] = (),
+        slowdown: Callable[[float], float] = lambda now: 1.0,
+        compiling: float = 0.0,
         interrupt_after: int | None = None,
     ) -> None:
         self.acceptance = acceptance
@@ -57,6 +61,8 @@ class SimulatedMachine:
         self.num_prompts = num_prompts
         self.found = found or {}
         self.broken = broken
+        self.slowdown = slowdown
+        self.compiling = compiling
         self.interrupt_after = interrupt_after
         self.now = 100.0
         self.qualities: dict[str, Quality] = {}
@@ -67,7 +73,7 @@ class SimulatedMachine:
         return self.now
 
     def pass_seconds(self, num_rows: int, width: int) -> float:
-        seconds = self.target(num_rows, width)
+        seconds = self.target(num_rows, width) * self.slowdown(self.now)
         self.now += 6 * seconds
         return seconds
 
@@ -83,7 +89,10 @@ class SimulatedMachine:
             raise IncompatibleError(f"{source.name} does not fit the target")
         if self.interrupt_after is not None and len(self.runs) >= self.interrupt_after:
             raise KeyboardInterrupt
-        self.runs.append((source.name, length, len(batches[0])))
+        state = source.name, length, len(batches[0])
+        if state not in self.runs:
+            self.now += self.compiling
+        self.runs.append(state)
         done = [self._batch(source, length, prompts, max_new_tokens) for prompts in batches]
         return Run(tuple(each for each, _ in done), tuple(depths for _, depths in done))
 
@@ -102,7 +111,8 @@ class SimulatedMachine:
     def _batch(
         self, source: Source, length: int, prompts: Sequence[int], tokens: int
     ) -> tuple[BatchRecord, tuple[tuple[int, ...], ...]]:
-        seconds = self.prefill
+        slow = self.slowdown(self.now)
+        seconds = self.prefill * slow
         left = [tokens] * len(prompts)
         ends: list[list[float]] = [[] for _ in prompts]
         added: list[list[int]] = [[] for _ in prompts]
@@ -111,14 +121,14 @@ class SimulatedMachine:
             running = [row for row, n in enumerate(left) if n]
             drafted = {row: min(self._found(source, length), left[row] - 1) for row in running}
             width = max(drafted.values()) + 1
-            seconds += self.round_seconds(source, length, len(running), width)
+            seconds += slow * self.round_seconds(source, length, len(running), width)
             for row in running:
                 emitted = self._accepted(source, drafted[row]) + 1
                 left[row] -= emitted
                 ends[row].append(seconds)
                 added[row].append(emitted)
                 depths[row].append(drafted[row])
-        seconds += self.ending
+        seconds += self.ending * slow
         self.now += seconds
         requests = tuple(
             RequestRecord(

@@ -6,7 +6,7 @@ import pytest
 from simulated_machine import SimulatedMachine
 
 from benchmarks import page
-from benchmarks.tune import compared, markdown, search
+from benchmarks.tune import compared, finals, markdown, search
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuner import Tuner
 from outrider.lab.tune.tuning import TuneSettings
@@ -23,9 +23,15 @@ def test_the_choice_is_near_the_best_of_the_search() -> None:
     tuner = Tuner(machine, [source], TuneSettings((1, 4), 2, 48))
     tuning = tuner.run()
     options = Namespace(
-        batch_size=[1, 4], prompts=8, repeats=3, max_new_tokens=48, search_minutes=60.0
+        batch_size=[1, 4],
+        prompts=8,
+        repeats=3,
+        final_repeats=3,
+        max_new_tokens=48,
+        search_minutes=60.0,
     )
-    found = compared(tuning, search(tuner, options))
+    searched = search(tuner, options)
+    found = compared(tuning, searched, finals(tuner, tuning, searched, options))
     for size, each in found["batch_sizes"].items():
         assert each["share_of_best"] >= 0.93, size
         assert each["configurations"] == 4

@@ -33,7 +33,7 @@ from outrider.lab.tune.machine import Run, Source
 from outrider.lab.tune.quality import Quality, QualityFloor, assess
 from outrider.sampling import Sampling, Warp
 
-_PASSES = 5  # timed repeats of a forward pass
+_PASSES, _PASS_SECONDS = 5, 0.05  # timed repeats of a forward pass, and their time; at least
 _COPIES = 1 << 20  # so that two rows with the same prompt have different random numbers
 
 
@@ -116,7 +116,8 @@ class EngineMachine:
         if spec.gamma is not None or able.drafts_trees:
             return Source(name, method, draft, (engine.num_speculative_tokens,))
         most = longest if able.depth is None else min(longest, able.depth)
-        return Source(name, method, draft, tuple(range(1, most + 1)))
+        fades = spec.method.needs_head is not None
+        return Source(name, method, draft, tuple(range(1, most + 1)), fades)
 
     def pass_seconds(self, num_rows: int, width: int) -> float:
         """Median seconds of a forward pass of the target over ``width`` tokens of each row."""
@@ -127,12 +128,12 @@ class EngineMachine:
             tokens_BN = context.root_B[:, None].expand(num_rows, width)
             mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
             draft = Draft.chain(tokens_BN, mask_BN, None, "chosen")
-            seconds = []
-            for _ in range(_PASSES + 1):  # the first is warm-up
+            seconds: list[float] = []
+            while len(seconds) <= _PASSES or sum(seconds[1:]) < _PASS_SECONDS:
                 began = self.clock()
                 target.score(cache, draft)
                 self._wait()
-                seconds.append(self.clock() - began)
+                seconds.append(self.clock() - began)  # the first is warm-up
         return statistics.median(seconds[1:])
 
     def run(

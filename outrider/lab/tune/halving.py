@@ -1,4 +1,5 @@
-"""Successive halving: measures the candidates for real, and repeats the better half more often.
+"""Successive halving: measures the candidates for real, and repeats the better half more often,
+until two are left.
 
 Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016. Every repeat runs plain decoding and the candidates that are left, in random order and
@@ -10,6 +11,7 @@ the interval of ``lab/bench/ratio.py``.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +21,8 @@ from outrider.lab.bench.ratio import speedup
 from outrider.lab.bench.record import Repeat
 from outrider.lab.tune.machine import PLAIN, Run, Source
 from outrider.lab.tune.time_budget import TimeBudget
+
+_DISTURBED = 1.25  # times the median ratio, or its inverse
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,20 @@ class Trials:
 
     def ratio(self, configuration: Configuration) -> dict[str, Any] | None:
         """The speed over plain decoding's in the same repeats, with its interval; None where no
-        repeat ran both."""
+        repeat ran both. Repeats whose ratio is far from the median were disturbed by other work
+        while one of the two ran, and are left out."""
         plain = replace(configuration, source=PLAIN, length=0)
-        mine, theirs = (self.repeats.get(each, []) for each in (configuration, plain))
-        return speedup(mine, theirs)
+        mine = self.repeats.get(configuration, [])
+        theirs = {each.number: each for each in self.repeats.get(plain, [])}
+        pairs = [(each, theirs[each.number]) for each in mine if each.number in theirs]
+        ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
+        usual = statistics.median(ratios) if ratios else 0.0
+        kept = [
+            pair
+            for pair, ratio in zip(pairs, ratios, strict=True)
+            if usual / _DISTURBED <= ratio <= usual * _DISTURBED
+        ]
+        return speedup([one for one, _ in kept or pairs], [other for _, other in kept or pairs])
 
 
 Measure = Callable[[Configuration, int], Run]
@@ -89,11 +103,13 @@ def successive_halving(
     budget: TimeBudget,
     trials: Trials,
     *,
+    repeats: int = 1,
     until: float = 1.0,
     seed: int = 0,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> list[Configuration]:
-    """Measures the candidates, half as many and each twice as often in every rung.
+    """Measures the candidates, half as many and each twice as often in every rung. The last rung
+    compares two.
 
     Args:
         candidates: of one batch size, the most promising first.
@@ -102,6 +118,7 @@ def successive_halving(
         trial_seconds: an estimate of the seconds that one run takes.
         budget: of the whole tuning.
         trials: where repeats are added, one by one, so that an interruption loses none.
+        repeats: of the first rung.
         until: the share of the whole time by which the last repeat must have ended.
         seed: of the order within a repeat.
         on_stage: called before each run.
@@ -110,7 +127,7 @@ def successive_halving(
         The candidates that were measured, the fastest first.
     """
     left = list(candidates)
-    number, per_rung = 0, 1
+    number, per_rung = 0, repeats
     while left:
         for _ in range(per_rung):
             left = [each for each in left if each not in trials.errors]
@@ -129,11 +146,23 @@ def successive_halving(
                         raise
                     trials.errors[each] = str(error)
             number += 1
-        if len(left) == 1:
+        if len(left) <= 2:
             break
         left = _ranked(left, trials)[: (len(left) + 1) // 2]
         per_rung *= 2
     return _ranked(candidates, trials)
+
+
+def num_runs(candidates: int) -> int:
+    """Runs of a successive halving with one repeat in its first rung, those of plain decoding
+    included."""
+    runs, per_rung, left = 0, 1, candidates
+    while left:
+        runs += per_rung * (left + 1)
+        if left <= 2:
+            break
+        left, per_rung = (left + 1) // 2, 2 * per_rung
+    return runs
 
 
 def _ranked(candidates: Sequence[Configuration], trials: Trials) -> list[Configuration]:

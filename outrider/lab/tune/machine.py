@@ -6,6 +6,7 @@ with real ones; tests simulate others.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,12 +25,15 @@ class Source:
         method: the method with its options, as ``outrider bench`` writes it.
         draft: its draft model or head; None for a method without one.
         lengths: the draft lengths to consider, ascending. A tree has its own depth alone.
+        fades: whether a drafted token is worse for being late in its draft, as with a head, which
+            reads its own states there. Other sources draft the same tokens wherever a draft begins.
     """
 
     name: str
     method: str
     draft: str | None = None
     lengths: tuple[int, ...] = tuple(range(1, 9))
+    fades: bool = False
 
     @property
     def longest(self) -> int:
@@ -66,13 +70,23 @@ class Run:
     def round_seconds(self) -> float | None:
         """Mean seconds of a round, over the rounds in which all requests of their batch run; None
         where every batch has only one such round."""
-        seconds, rounds = 0.0, 0
+        each = self._rounds()
+        return statistics.fmean(each) if each else None
+
+    @property
+    def median_round_seconds(self) -> float | None:
+        """Their median, which is that of an undisturbed round where other processes have a turn now
+        and then; of plain decoding, whose rounds are alike."""
+        each = self._rounds()
+        return statistics.median(each) if each else None
+
+    def _rounds(self) -> list[float]:
+        found: list[float] = []
         for batch in self.batches:
             common = min(len(each.round_seconds) for each in batch.requests)
             ends = batch.requests[0].round_seconds[:common]
-            seconds += ends[-1] - ends[0]
-            rounds += common - 1
-        return seconds / rounds if rounds else None
+            found += [end - before for before, end in pairwise(ends)]
+        return found
 
     @property
     def outside_seconds(self) -> float:

@@ -81,6 +81,7 @@ def predicted_speed(
         seed: of the simulation.
     """
     generator = np.random.default_rng(seed)
+    acceptance = acceptance.with_drafts_of(length)
     pooled = acceptance.all_rounds
     tokens = seconds = 0.0
     for prompts in batches:

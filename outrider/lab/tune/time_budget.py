@@ -35,6 +35,10 @@ class TimeBudget:
         """Seconds that remain; below 0 once the time is over."""
         return self.seconds - self.spent
 
+    def left_until(self, share: float) -> float:
+        """Seconds that remain until a share of the whole time is over."""
+        return share * self.seconds - self.spent
+
     def allows(self, what: str, seconds: float, until: float = 1.0) -> bool:
         """Whether a piece of work fits; notes it as left out where it does not.
 

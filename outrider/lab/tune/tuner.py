@@ -1,11 +1,13 @@
 """Tuning: measures every source briefly, predicts all configurations, measures the best for real.
 
-1. *Probing.* Plain decoding at each batch size. Then each source with its longest and with a short
-   draft: acceptance by position, and the time of rounds. Between them, the target's forward passes
-   by rows and width. Takes about half of the time.
+1. *Probing.* Plain decoding at each batch size. Then the target's forward passes by rows and width,
+   and each source with its longest and with a short draft: acceptance by position, and the time of
+   rounds. Plain decoding runs again after each, and their times are divided by how much slower it
+   has become: other work on the machine may make everything slower by a third, for minutes, and
+   compilation may lie between two of them. Takes about half of the time.
 2. *Prediction* of every source, draft length and batch size.
 3. *Trials*: successive halving of the best predictions at each batch size, interleaved with plain
-   decoding.
+   decoding, as often as there is time.
 
 How much each of them measures follows from the times measured so far, so that the whole ends within
 the minutes that were given. What does not fit is left out, and named.
@@ -15,24 +17,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from outrider.core.errors import InvalidParameterError, OutriderError
 from outrider.lab.tune.acceptance import Acceptance
 from outrider.lab.tune.answer import Estimate, choose
 from outrider.lab.tune.costs import RestTable
 from outrider.lab.tune.estimator import Estimator
-from outrider.lab.tune.halving import Configuration, successive_halving
+from outrider.lab.tune.halving import Configuration, num_runs, successive_halving
 from outrider.lab.tune.machine import PLAIN, Machine, Run, Source, rounds_of
 from outrider.lab.tune.time_budget import TimeBudget
 from outrider.lab.tune.tuning import LEAST_TOKENS, TuneSettings, Tuning
+
+T = TypeVar("T")
 
 PROBING = 0.45
 """The share of the time at the start of the tuning after which nothing more is probed."""
 SHORT = 2
 """The shorter draft length at which rounds are timed."""
-_FINALISTS, _PER_SOURCE = 6, 3
+_FINALISTS, _PER_SOURCE = 8, 4
+_MOST_REPEATS = 8  # of the first rung of trials; the last one has four times as many
 _PROBE_PROMPTS = 4  # at least, so that one does not decide; a single one where time is short
 _FIRST_TOKENS = 4  # of the run that warms plain decoding up
+_UNSTEADY = 1.1  # plain rounds that take this many times as long as the last ones
+_ATTEMPTS = 3  # at a probe while they are unsteady
 _FIRST_GUESS = 3.0  # rounds of a source whose time is not known yet, over plain decoding's
 _HOPELESS = 0.8  # predicted ratios below this are not measured, unless nothing else is there
 
@@ -76,6 +85,7 @@ class Tuner:
         self._probed_by = before + PROBING * (1 - before)
         self._tokens = settings.max_new_tokens
         self._probe_prompts = _PROBE_PROMPTS
+        self._slowdown = 1.0  # of the last plain rounds, over the first ones at their batch size
         self._tried: dict[int, list[list[int]]] = {}
         self.tuning = Tuning(settings, tuple(sources))
         self._estimator = Estimator(self.tuning)
@@ -130,6 +140,7 @@ class Tuner:
         self._learn_lengths(run, tokens)
         self.tuning.plain_rounds[size] = self._round_seconds(run)
         self.tuning.plain_outside[size] = run.outside_seconds
+        self._slowdown = 1.0
 
     def _learn_lengths(self, run: Run, limit: int) -> None:
         """Notes how long outputs get: to the full length, unless they ended by themselves."""
@@ -143,8 +154,29 @@ class Tuner:
         longest = max(source.longest for source in self.tuning.sources)
         widths = sorted({1, 2, 3, *(w for w in (5, 9, 13, 17, 33) if w <= longest), longest + 1})
         self._stage(f"forward passes at batch {size}")
-        for width in widths:
-            self.tuning.passes.seconds[size, width] = self.machine.pass_seconds(size, width)
+        found, plain = self._steady(
+            lambda: {width: self.machine.pass_seconds(size, width) for width in widths}, size
+        )
+        # Passes are medians, too. Their share in a round is the same with and without other work.
+        now = plain.median_round_seconds or self._round_seconds(plain)
+        for width, seconds in found.items():
+            in_round = seconds / now
+            self.tuning.passes.seconds[size, width] = in_round * self.tuning.plain_rounds[size]
+
+    def _steady(self, measure: Callable[[], T], size: int) -> tuple[T, Run]:
+        """What is measured, and plain decoding right after it. Where that has become faster or
+        slower since it last ran, the change may have come in the middle, so it is measured again,
+        twice at most."""
+        for again in reversed(range(_ATTEMPTS)):
+            before, began = self._slowdown, self._budget.spent
+            found = measure()
+            plain = self._run(PLAIN, 0, self._batches(size), self._tokens)
+            self._slowdown = self._round_seconds(plain) / self.tuning.plain_rounds[size]
+            took = self._budget.spent - began
+            is_steady = 1 / _UNSTEADY < self._slowdown / before < _UNSTEADY
+            if is_steady or not again or took > self._budget.left_until(self._probed_by):
+                break
+        return found, plain
 
     def _source(self, source: Source, size: int) -> None:
         """Probes a source at a batch size: its longest draft first, then a short one."""
@@ -152,10 +184,12 @@ class Tuner:
         lengths = sorted({source.longest, *(n for n in (SHORT,) if n in source.lengths)})
         for length in reversed(lengths):
             what = f"{source.name} with {length} tokens at batch {size}"
-            if not self._fits(what, self._source_estimate(source, length, size)):
+            seconds = self._source_estimate(source, length, size) + self._plain_estimate(size)
+            if not self._fits(what, seconds):
                 return
             try:
-                run = self._run(source, length, self._batches(size), self._tokens)
+                decode = partial(self._run, source, length, self._batches(size), self._tokens)
+                run, _ = self._steady(decode, size)
             except OutriderError as error:
                 if known is None:
                     self.tuning.errors[source.name] = str(error)
@@ -163,10 +197,10 @@ class Tuner:
             self._learn(source, length, size, run)
 
     def _learn(self, source: Source, length: int, size: int, run: Run) -> None:
-        tuning, name = self.tuning, source.name
+        tuning, name, slowdown = self.tuning, source.name, self._slowdown
         found = rounds_of(run, self._tokens, length)
         if length == source.longest and found:
-            before = tuning.acceptance.get(name, Acceptance({}))
+            before = tuning.acceptance.get(name, Acceptance({}, source.fades))
             tuning.acceptance[name] = before.and_of(found)
         if name not in tuning.acceptance:
             tuning.errors[name] = "no output was long enough to measure its acceptance"
@@ -175,12 +209,12 @@ class Tuner:
         pass_seconds = self._estimator.expected_pass(
             Acceptance(found) if found else None, length, size
         )
-        rest.seconds[size, length] = self._round_seconds(run) - pass_seconds
+        rest.seconds[size, length] = self._round_seconds(run) / slowdown - pass_seconds
         if length == source.longest:  # until a short draft is timed, a round without one is
             rest.seconds[size, 0] = tuning.plain_rounds[size] - tuning.passes.time(size, 1)
         else:
             rest.seconds.pop((size, 0), None)
-        rest.outside[size] = run.outside_seconds
+        rest.outside[size] = run.outside_seconds / slowdown
 
     # ------------------------------------------------------------------------------- predictions
 
@@ -208,9 +242,13 @@ class Tuner:
         here = [e for e in self.tuning.answer.estimates if e.configuration.batch_size == size]
         plain = next(each for each in here if each.configuration.is_plain)
         finalists = _finalists([each for each in here if not each.configuration.is_plain])
+        finalists = self._warmed(finalists, until)
+        if not finalists:
+            return
         speeds = {each.configuration: each.predicted for each in (plain, *finalists)}
-        seconds = until * self._budget.seconds - self._budget.spent
-        batches = self._trial_batches(size, self._trial_prompts(size, seconds, speeds))
+        seconds = self._budget.left_until(until)
+        prompts, repeats = self._trial_extent(size, seconds, speeds)
+        batches = self._trial_batches(size, prompts)
         self._tried[size] = batches
         lengths = self._estimator.lengths(batches)
         planned = sum(lengths[each] for batch in batches for each in batch)
@@ -221,10 +259,34 @@ class Tuner:
             lambda one: planned / speeds[one],
             self._budget,
             self.tuning.trials,
+            repeats=repeats,
             until=until,
             seed=self._settings.seed,
             on_stage=self._stage,
         )
+
+    def _warmed(self, finalists: list[Estimate], until: float) -> list[Estimate]:
+        """The candidates that are ready to be timed. Compiling what a new draft length needs can
+        take longer than all trials, so it is done before these are planned, for as many of the
+        candidates as half of the time allows; at least one."""
+        left = self._budget.left_until(until)
+        if left <= 0:
+            return finalists  # the trials are left out, too, and are named then
+        ends = self.machine.clock() + left / 2
+        found: list[Estimate] = []
+        for each in finalists:
+            one = each.configuration
+            if found and self.machine.clock() > ends:
+                self._budget.left_out.append(f"trials of {one}")
+                continue
+            batches = self._trial_batches(one.batch_size, one.batch_size)
+            try:
+                self._run(one.source, one.length, batches, _FIRST_TOKENS)
+            except OutriderError as error:
+                self.tuning.trials.errors[one] = str(error)
+                continue
+            found.append(each)
+        return found
 
     def _trial(self, one: Configuration, batches: Sequence[Sequence[int]], number: int) -> Run:
         tokens, seed = self._settings.max_new_tokens, self._settings.seed + number
@@ -233,15 +295,16 @@ class Tuner:
             self._learn_lengths(run, tokens)
         return run
 
-    def _trial_prompts(
+    def _trial_extent(
         self, size: int, seconds: float, speeds: Mapping[Configuration, float]
-    ) -> int:
-        """How many prompts a trial decodes: so many that the halving takes the seconds, but not
-        more than there are."""
+    ) -> tuple[int, int]:
+        """How many prompts a trial decodes, and how often all candidates do: so that the halving
+        takes the seconds, but no more prompts than there are, and all of these before any twice."""
         per_token = sum(1 / speed for speed in speeds.values()) / len(speeds)
         per_batch = size * self._settings.max_new_tokens * per_token
-        batches = max(1, int(0.8 * seconds / (_num_trials(len(speeds) - 1) * per_batch)))
-        return size * min(batches, math.ceil(self.machine.num_prompts / size))
+        fitting = max(1, int(0.8 * seconds / (num_runs(len(speeds) - 1) * per_batch)))
+        batches = min(fitting, math.ceil(self.machine.num_prompts / size))
+        return size * batches, min(fitting // batches, _MOST_REPEATS)
 
     def _few_prompts(self, size: int) -> int:
         """How many prompts a prediction is for while no trial is planned."""
@@ -301,7 +364,7 @@ class Tuner:
         """The length of outputs with which all probes fit into their share, if a round takes as
         long as a plain one in proportion to the root of the batch size."""
         size = self._settings.batch_sizes[0]
-        probes = 1 + 2 * len(self.tuning.sources)
+        probes = 2 * (1 + 2 * len(self.tuning.sources))  # plain decoding follows each
         rounds = sum(
             probes * len(self._batches(other)) * math.sqrt(other / size)
             for other in self._settings.batch_sizes
@@ -348,17 +411,6 @@ def _finalists(drafting: Sequence[Estimate]) -> list[Estimate]:
         if len(found) < _FINALISTS and len(same) < _PER_SOURCE and not hopeless:
             found.append(each)
     return found
-
-
-def _num_trials(candidates: int) -> int:
-    """Runs of a successive halving, those of plain decoding included."""
-    trials, per_rung, left = 0, 1, candidates
-    while left:
-        trials += per_rung * (left + 1)
-        if left == 1:
-            break
-        left, per_rung = (left + 1) // 2, 2 * per_rung
-    return trials
 
 
 def _rounded_up(minutes: float) -> float:
