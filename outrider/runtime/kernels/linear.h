@@ -139,7 +139,7 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
 // multiply() for weights of few bits and inputs that are rounded to 8 bits, in float32 or bfloat16.
 template <typename T>
 void multiply_rounded(const T* x, T* y, const Layers& layers, int64_t M, int64_t K, int64_t N) {
-  std::map<int64_t, RoundedTokens> rounded;  // by the size of groups, which layers may share
+  std::map<int64_t, RoundedTokens> rounded;  // by the number of groups, which layers may share
   for (const Layer& layer : layers) {
     const int64_t groups = layer.weight.size(1);
     if (!rounded.contains(groups)) rounded.try_emplace(groups, x, M, K, K / groups);
