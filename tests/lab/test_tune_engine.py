@@ -182,7 +182,7 @@ def test_tuning_real_engines(tmp_path: Path) -> None:
     """From a plan to an answer; lossless outputs, so plain decoding and all sources emit as many
     tokens."""
     stages: list[str] = []
-    settings = TuneSettings((1, 2), 1, 24)
+    settings = TuneSettings((1, 2), 0.3, 24)
     tuning = tuner_of(
         tiny_plan(methods=["plain"], batch_sizes=[1, 2], max_new_tokens=24, ignore_eos=True),
         settings,
