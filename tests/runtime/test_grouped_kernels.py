@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from grouped_weights import any_weight
 from torch import Tensor, nn
 
 from outrider.runtime.kernels import NarrowLinear, build, use_grouped_kernels, use_kernels
@@ -20,17 +21,6 @@ pytestmark = [
 
 FORMATS = list(itertools.product((8, 4), (32, 128), (False, True)))
 formats = pytest.mark.parametrize(("bits", "group", "offsets"), FORMATS)
-
-
-def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedWeight:
-    """Every integer that the format has, the extremes included."""
-    torch.manual_seed(N)
-    low, high = (-128, 128) if bits == 8 else (0, 16) if offsets else (-8, 8)
-    values_NK = torch.randint(low, high, (N, K), dtype=torch.int8)
-    values_NK[0, :2] = torch.tensor([low, high - 1])
-    scale_NG = (torch.rand(N, K // group) * 0.01).half()
-    offset_NG = torch.randn(N, K // group).half() if offsets else None
-    return GroupedWeight(values_NK, scale_NG, offset_NG, bits)
 
 
 def packed(weight: GroupedWeight, bias: Tensor | None = None) -> nn.Module:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from grouped_weights import any_weight
 from torch import Tensor
 from torch.utils import cpp_extension
 
@@ -25,17 +26,6 @@ formats = pytest.mark.parametrize(("bits", "group", "offsets"), FORMATS)
 
 PROGRAM = Path(__file__).parent / "integer_dots.cpp"
 WITHOUT_VNNI = (processors.AVX2, processors.AVX512)
-
-
-def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedWeight:
-    """Every integer that the format has, the extremes included."""
-    torch.manual_seed(N)
-    low, high = (-128, 128) if bits == 8 else (0, 16) if offsets else (-8, 8)
-    values_NK = torch.randint(low, high, (N, K), dtype=torch.int8)
-    values_NK[0, :2] = torch.tensor([low, high - 1])
-    scale_NG = (torch.rand(N, K // group) * 0.01).half()
-    offset_NG = torch.randn(N, K // group).half() if offsets else None
-    return GroupedWeight(values_NK, scale_NG, offset_NG, bits)
 
 
 def packed(weight: GroupedWeight, bias: Tensor | None = None) -> GroupedLinear:

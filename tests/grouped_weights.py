@@ -1,0 +1,16 @@
+"""Random weights of few bits."""
+
+import torch
+
+from outrider.runtime.kernels.grouped import GroupedWeight
+
+
+def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedWeight:
+    """Every integer that the format has, the extremes included."""
+    torch.manual_seed(N)
+    low, high = (-128, 128) if bits == 8 else (0, 16) if offsets else (-8, 8)
+    values_NK = torch.randint(low, high, (N, K), dtype=torch.int8)
+    values_NK[0, :2] = torch.tensor([low, high - 1])
+    scale_NG = (torch.rand(N, K // group) * 0.01).half()
+    offset_NG = torch.randn(N, K // group).half() if offsets else None
+    return GroupedWeight(values_NK, scale_NG, offset_NG, bits)
