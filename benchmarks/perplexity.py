@@ -54,8 +54,8 @@ def main() -> None:
     found = {options.dtype: _ours(target, options.dtype, texts)}
     for kind in BLOCKS:
         file = str(exported(job, target, kind))
-        for keep, more in (("keep", ""), ("keep+a8", ROUNDED)):
-            found[kind + more] = _ours(file, options.dtype, texts, keep)
+        for more in ("", ROUNDED):
+            found[kind + more] = _ours(file, options.dtype, texts, "keep" + more)
     python = options.peers / "openvino" / "bin" / "python"
     if python.exists():
         command = [str(python), "-m", "benchmarks.peer_workers.openvino_scoring"]

@@ -1,8 +1,10 @@
-"""Random weights of few bits."""
+"""Random weights of few bits, and layers of them."""
 
 import torch
+from torch import Tensor
 
-from outrider.runtime.kernels.grouped import GroupedWeight
+from outrider.runtime.kernels import NarrowLinear, use_grouped_kernels
+from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight
 
 
 def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedWeight:
@@ -14,3 +16,13 @@ def any_weight(N: int, K: int, bits: int, group: int, offsets: bool) -> GroupedW
     scale_NG = (torch.rand(N, K // group) * 0.01).half()
     offset_NG = torch.randn(N, K // group).half() if offsets else None
     return GroupedWeight(values_NK, scale_NG, offset_NG, bits)
+
+
+def packed(
+    weight: GroupedWeight, bias: Tensor | None = None, rounds_inputs: bool = False
+) -> GroupedLinear:
+    """A layer that the kernels have taken over."""
+    layer = GroupedLinear(weight, bias, rounds_inputs)
+    use_grouped_kernels(layer, "layer")
+    assert type(layer) is NarrowLinear
+    return layer

@@ -67,7 +67,7 @@ def measure_round_times(
         engine: without a governor, nothing is done. No request may be running.
         report: as of ``load``.
         seconds: when to stop measuring.
-        clock: in seconds; None is the one by which rounds are measured.
+        clock: in seconds; None takes ``time.perf_counter``, by which rounds are timed.
     """
     clock = clock or time.perf_counter
     governor, able = engine.governor, engine.drafter.capabilities

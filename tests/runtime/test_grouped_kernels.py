@@ -8,10 +8,10 @@ import itertools
 
 import pytest
 import torch
-from grouped_weights import any_weight
+from grouped_weights import any_weight, packed
 from torch import Tensor, nn
 
-from outrider.runtime.kernels import NarrowLinear, build, use_grouped_kernels, use_kernels
+from outrider.runtime.kernels import build, use_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight, rounded
 
 pytestmark = [
@@ -21,13 +21,6 @@ pytestmark = [
 
 FORMATS = list(itertools.product((8, 4), (32, 128), (False, True)))
 formats = pytest.mark.parametrize(("bits", "group", "offsets"), FORMATS)
-
-
-def packed(weight: GroupedWeight, bias: Tensor | None = None) -> nn.Module:
-    layer = GroupedLinear(weight, bias)
-    use_grouped_kernels(layer, "layer")
-    assert type(layer) is NarrowLinear
-    return layer
 
 
 def as_float32(weight: GroupedWeight, bias: Tensor | None) -> nn.Linear:
@@ -91,9 +84,13 @@ def test_results_are_those_of_float64(
 
 
 @torch.inference_mode()
-def test_joined_layers_may_have_different_formats() -> None:
+@pytest.mark.parametrize("rounds_inputs", [False, True])
+def test_joined_layers_may_have_different_formats(rounds_inputs: bool) -> None:
     kinds = [(8, 32, False), (4, 128, True), (4, 32, False)]
-    layers = [packed(any_weight(N, 128, *kind)) for N, kind in zip((33, 5, 70), kinds, strict=True)]
+    layers = [
+        packed(any_weight(N, 128, *kind), rounds_inputs=rounds_inputs)
+        for N, kind in zip((33, 5, 70), kinds, strict=True)
+    ]
     x = torch.randn(2, 7, 128)
     weights = [layer.weight for layer in layers]
     joined = torch.ops.outrider.linears(x, weights, [], [33, 5, 70], 32)

@@ -1,7 +1,8 @@
 """Weights of eight or four bits: fewer bytes to read for every token.
 
 A forward pass over a few tokens reads every weight once, so where memory bandwidth is the limit
-int8 takes a quarter of the time of float32. Only weights are quantised:
+int8 takes a quarter of the time of float32. Weights are quantised, and inputs of
+layers only if the kind says so:
 
     int8      one symmetric scale per output channel, through torchao
     int8:G    groups of G inputs, 32 or 128, each with a scale

@@ -27,7 +27,7 @@ STEP = 8
 """The number of inputs in a group is a multiple of this."""
 
 CHUNK = 32
-"""The same where inputs are rounded."""
+"""The number of inputs in a group is a multiple of this where they are rounded."""
 
 
 @dataclass(frozen=True)
