@@ -96,7 +96,7 @@ def configured(
         own_lengths = bool(given.intersection(_OWN_LENGTHS))
         speculation = _speculation(speculation, found, choice, own_lengths)
         tuned = TunedMethod(found, choice)
-    if "quantize_draft" not in given and not _has_draft_model(models, speculation.method):
+    if "quantize_draft" not in given and not _has_draft(models, speculation.method):
         models = replace(models, quantize_draft=None)  # that of another method in the file
     return models, speculation, tuned
 
@@ -145,15 +145,12 @@ def find(config: Path | None) -> "Configuration | None":
     return read_configuration(path)
 
 
-def _has_draft_model(models: Models, method: str | None) -> bool:
-    """Whether a method, or the one of the draft where none is named, runs a draft model."""
-    from outrider.drafters.heads.kinds import format_of
-
+def _has_draft(models: Models, method: str | None) -> bool:
+    """Whether a method, or the one of the draft where none is named, runs a draft model or head."""
     if method is None or method == AUTO:
-        draft = EMBEDDED if models.target == EMBEDDED and not models.draft else models.draft
-        return draft is not None and format_of(draft) is None
+        return models.draft is not None or models.target == EMBEDDED
     entry = entries().get(method)
-    return entry is None or entry.needs_draft
+    return entry is None or entry.needs_draft or entry.needs_head
 
 
 def _speculation(

@@ -115,10 +115,10 @@ def load(
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.
-        quantize_draft: weights of few bits, ``int8``, ``int4``, ``int8:32``, ``int8:128``,
-            ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a GGUF file as they are; with
-            ``+a8`` behind one of those in groups, layers round their inputs to eight bits, too.
-            Lossless methods stay so.
+        quantize_draft: weights of few bits for the draft model or head, ``int8``, ``int4``,
+            ``int8:32``, ``int8:128``, ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a
+            GGUF file as they are; with ``+a8`` behind one of those in groups, layers round their
+            inputs to eight bits, too. Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
         compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled programs, which
             are compiled the first time and kept in the cache folder (``outrider compile`` does that
@@ -262,10 +262,11 @@ def build(
         check_flag(name, flag)
     if draft is None and not row.needs_head and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
-    if quantize_draft is not None and (draft is None or not row.needs_draft):
+    drafts_by_model = draft is not None and bool(row.needs_draft or row.needs_head)
+    if quantize_draft is not None and not drafts_by_model:
         raise InvalidParameterError(
-            f"quantize_draft={quantize_draft!r}: method {row.name!r} has no draft model here; "
-            f"leave it out"
+            f"quantize_draft={quantize_draft!r}: method {row.name!r} has no draft model or head "
+            f"here; leave it out"
         )
     row.require_draft(draft)
     _check_head(row, draft, head)
@@ -296,6 +297,8 @@ def build(
         loaded_draft = model(model_source, "draft")
     elif row.needs_head:
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
+        if quantize_draft is not None:
+            loaded_draft = loaded_draft.in_few_bits(quantize_draft)
     return make(loaded_target, loaded_draft, row, **settings)
 
 

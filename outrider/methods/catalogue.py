@@ -47,6 +47,11 @@ class Entry:
         """Whether it needs a draft model."""
         return self.needs == "draft model"
 
+    @property
+    def needs_head(self) -> bool:
+        """Whether it needs a head."""
+        return self.needs.startswith("head: ")
+
 
 @cache
 def entries() -> dict[str, Entry]:

@@ -250,7 +250,7 @@ def test_a_quantized_draft_is_for_methods_with_a_draft_model(written: Path, run:
     assert drafted(of_file)["method"] == "prompt-lookup"
     given = run("generate", "def f(x):", "--max-new-tokens", 4, "--quantize-draft", "int8")
     assert given.exit_code == 2
-    assert "has no draft model here" in given.stderr
+    assert "has no draft model or head here" in given.stderr
 
 
 def test_the_file_may_choose_plain_decoding(written: Path, run: Run) -> None:

@@ -83,8 +83,8 @@ QuantizeDraft = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Weights of few bits for the draft, of the kinds of --quantize-target. Each draft "
-        "step reads fewer bytes; lossless methods stay lossless.",
+        help="Weights of few bits for the draft model or head, of the kinds of --quantize-target. "
+        "Each draft step reads fewer bytes; lossless methods stay lossless.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),

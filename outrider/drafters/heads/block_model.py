@@ -20,7 +20,7 @@ from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockNetwork, Remember
 from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabulary
 from outrider.drafters.heads.fused_draft import Slots
-from outrider.drafters.heads.head_model import HeadModel, placed
+from outrider.drafters.heads.head_model import HeadModel, drafting_copy
 from outrider.drafters.heads.newest import NewestCache, at_last
 from outrider.drafters.heads.slots import Slots as PredictedSlots
 from outrider.runtime import HFModel, KVCache
@@ -166,7 +166,7 @@ class BlockModel(HeadModel):
     def __init__(self, head: BlockHead, target: HFModel) -> None:
         head.check(target)
         self.head = head
-        self.network: BlockNetwork = placed(head.network, target)
+        self.network: BlockNetwork = drafting_copy(head, target)
         module = BlockModule(self.network, target, head.vocabulary.to(target.device))
         super().__init__(head, target, module, head.config.layers)
 

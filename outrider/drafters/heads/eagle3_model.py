@@ -22,7 +22,7 @@ from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_module import HeadModule
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
 from outrider.drafters.heads.head import NetworkHead, check_target
-from outrider.drafters.heads.head_model import HeadModel, placed
+from outrider.drafters.heads.head_model import HeadModel, drafting_copy, placed
 from outrider.drafters.heads.newest import Newest, NewestCache, at_last
 from outrider.runtime import HFModel, KVCache, Nodes
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
@@ -122,7 +122,7 @@ class Eagle3Model(HeadModel):
     def __init__(self, head: Eagle3Head, target: HFModel) -> None:
         check_target(head, target)
         self.head = head
-        self.network: Eagle3Network = placed(head.network, target)
+        self.network: Eagle3Network = drafting_copy(head, target)
         embedding: nn.Module = target.module.get_input_embeddings()
         if head.embedding is not None:
             embedding = placed(head.embedding, target)

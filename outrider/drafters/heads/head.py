@@ -5,7 +5,8 @@ it reads the target's hidden states, and mostly uses the target's embeddings. A 
 drafter from the head and the target (``Parts.head``).
 """
 
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+import copy
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
@@ -23,6 +24,7 @@ class Head(Protocol):
         hidden_size: width of its target's hidden states.
         target_layers: the layers of the target that it reads, numbered as in
             ``ForwardBatch.hidden_layers``.
+        quantized: the kind of its weights of few bits where it drafts; None for those it has.
     """
 
     @property
@@ -35,6 +37,11 @@ class Head(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def target_layers(self) -> tuple[int, ...]: ...
+    @property
+    def quantized(self) -> str | None: ...
+    def in_few_bits(self, kind: str) -> "Head":
+        """The same head, which drafts with weights of few bits."""
+        ...
 
 
 class HeadShape(Protocol):
@@ -68,12 +75,27 @@ class NetworkHead(Generic[N]):
         network: the weights.
         vocabulary: the tokens.
         name: how messages call it.
+
+    Attributes:
+        quantized: as of :class:`Head`.
     """
+
+    quantized: str | None = None
 
     def __init__(self, network: N, vocabulary: DraftVocabulary, name: str = "head") -> None:
         self.network = network
         self.vocabulary = vocabulary
         self.name = name
+
+    def in_few_bits(self, kind: str) -> Self:
+        """The same weights, of which a drafter takes a copy in few bits.
+
+        Args:
+            kind: as of ``runtime/hf/quantize.py``.
+        """
+        other = copy.copy(self)
+        other.quantized = kind
+        return other
 
     @property
     def vocab_size(self) -> int:

@@ -4,19 +4,20 @@ Legend: B rows, N tokens, D drafted tokens, H width of the head.
 """
 
 import copy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from outrider.core.clock import Stopwatch
 from outrider.drafters.heads.fused_draft import HeadChainPlan, HeadExecutor
-from outrider.drafters.heads.head import Head
+from outrider.drafters.heads.head import Head, N, NetworkHead
 from outrider.drafters.heads.newest import NewestCache
 from outrider.runtime import HFModel
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compile_cache import uses_kernels
 from outrider.runtime.executors.fused_draft import DraftPlan
+from outrider.runtime.hf.quantize import quantize_head
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
@@ -107,7 +108,19 @@ class HeadModel(HFModel):
         use_kernels(self.module, compact=True)
 
 
-def placed(module: nn.Module, target: HFModel) -> Any:
+def drafting_copy(head: NetworkHead[N], target: HFModel) -> N:
+    """A copy of a head's network where the target is, in the target's precision or in few bits.
+
+    Raises:
+        InvalidParameterError, MissingTorchaoError, UnsupportedModelError: of ``quantize_head``.
+    """
+    network = placed(head.network, target)
+    if head.quantized is not None:
+        quantize_head(network, head.quantized, head.vocabulary.size, head.name)
+    return cast(N, network)
+
+
+def placed(module: Any, target: HFModel) -> Any:
     """A copy of a module for inference where the target is and in its precision."""
     return copy.deepcopy(module).to(target.device, target.dtype).eval().requires_grad_(False)
 

@@ -16,7 +16,6 @@ Proposes: trees of fixed shape.
 Legend: B rows, N nodes, H width of the target, D draft vocabulary, V vocabulary.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from outrider.core import Acceptance, Budget, Capabilities, Context, Draft, Drawn, Scores, Stream
 from outrider.drafters.heads.head import NetworkHead, check_target
+from outrider.drafters.heads.head_model import drafting_copy
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
 from outrider.drafters.heads.slots import Slots, tree_of_slots
 from outrider.drafters.tree.grow import Children, StaticTree
@@ -75,8 +75,7 @@ class MedusaDrafter:
         children: Children = "chosen",
     ) -> None:
         check_target(head, target)
-        network = copy.deepcopy(head.network).to(target.device, target.dtype)
-        self.network = network.eval().requires_grad_(False)
+        self.network = drafting_copy(head, target)
         self.target = target
         self._tree = StaticTree(topology, children, target.num_tokens, target.device)
         self._vocabulary = None if head.vocabulary.is_full else head.vocabulary.to(target.device)

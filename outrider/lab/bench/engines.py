@@ -127,13 +127,17 @@ class Engines:
     def _load_draft(self, name: str) -> tuple[HFModel | Head, str]:
         given = self._given.get(name)
         if isinstance(given, Head) and not isinstance(given, HFModel):
-            return given, _fingerprint_of_head(given)
+            return self._rounded(given), _fingerprint_of_head(given)
         head = None if given is not None else format_of(name)
         if head is not None:
             self._report(f"loading head {name}")
             loaded = head.load(name, self.target)
-            return loaded, _fingerprint_of_head(loaded)
+            return self._rounded(loaded), _fingerprint_of_head(loaded)
         return self._model(name, "draft", self._plan.quantize_draft)
+
+    def _rounded(self, head: Head) -> Head:
+        kind = self._plan.quantize_draft
+        return head if kind is None else head.in_few_bits(kind)
 
     def _model(self, name: str, role: str, quantized: str | None) -> tuple[HFModel, str]:
         """A model, and the fingerprint of its weights as they are before our kernels pack them."""

@@ -30,10 +30,11 @@ Token embeddings are not quantised, since a forward pass reads few of their rows
 them gets weights of its own. Layers whose weights the model's own code reads, such as the heads of
 Mamba and xLSTM, keep theirs (``support.py``). A quantised model has its own distribution. As a
 draft model, that is the `q` of its drafts, and verification stays exact; as a target, it is another
-target.
+target. Heads are quantised where they are bound to their target (``drafters/heads/head_model.py``).
 """
 
 import importlib
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -80,14 +81,56 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
         raise InvalidParameterError(f"{kind!r} is for GGUF files, and {name} is in memory")
     _check_place(module, kind, name)
     layers = _layers(module, name)
-    on_cpu = module.device.type == "cpu"
+    _round(module, layers, {module.get_output_embeddings()}, kind, name)
+    return module
+
+
+def quantize_head(network: nn.Module, kind: str, num_outputs: int, name: str = "head") -> None:
+    """Quantises the weights of a drafting head's linear layers, in place.
+
+    Args:
+        network: on the CPU or CUDA, in a dtype as of :func:`quantize`.
+        kind: as of :func:`quantize`.
+        num_outputs: tokens that the head drafts: layers with as many outputs are its output layers,
+            which have int8 weights where the kind is int4.
+        name: how messages call it.
+
+    Raises:
+        InvalidParameterError: as :func:`quantize`.
+        MissingTorchaoError: as :func:`quantize`.
+        UnsupportedModelError: torchao cannot quantise it.
+    """
+    check_kind(kind)
+    if keeps_blocks(kind):
+        raise InvalidParameterError(
+            f"{kind!r} keeps the blocks of a GGUF file, and {name} is none: take another kind, "
+            f"such as int8:32"
+        )
+    layers = {
+        path: layer
+        for path, layer in network.named_modules()
+        if type(layer) is nn.Linear and layer.in_features % (2 * STEP) == 0
+    }
+    outputs = {layer for layer in layers.values() if layer.out_features == num_outputs}
+    _check_place(next(network.parameters()), kind, name)
+    _round(network, layers, outputs, kind, name)
+
+
+def _round(
+    module: nn.Module,
+    layers: dict[str, nn.Linear],
+    outputs: Set[nn.Module | None],
+    kind: str,
+    name: str,
+) -> None:
+    """Quantises layers of a module, some of which may be its output layers."""
+    on_cpu = next(module.parameters()).device.type == "cpu"
     try:
         if on_cpu and kind != "int8":
             for path, layer in layers.items():
-                is_head = layer is module.get_output_embeddings()
-                module.set_submodule(path, _grouped(layer, kind, is_head))
+                module.set_submodule(path, _grouped(layer, kind, layer in outputs))
         else:
-            _use_torchao(module, layers, kind)
+            _use_torchao(module, layers, outputs, kind, on_cpu)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         who = "Outrider" if on_cpu and kind != "int8" else "torchao"
@@ -96,7 +139,6 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
             f"load it without quantization"
         ) from error
     use_grouped_kernels(module, name)
-    return module
 
 
 def keeps_blocks(kind: str | None) -> bool:
@@ -120,16 +162,21 @@ def _grouped(layer: nn.Linear, kind: str, is_head: bool) -> GroupedLinear:
     return GroupedLinear(weight, layer.bias, kind.endswith(ROUNDS_INPUTS) and group % CHUNK == 0)
 
 
-def _use_torchao(module: PreTrainedModel, layers: dict[str, nn.Linear], kind: str) -> None:
+def _use_torchao(
+    module: nn.Module,
+    layers: dict[str, nn.Linear],
+    outputs: Set[nn.Module | None],
+    kind: str,
+    on_cpu: bool,
+) -> None:
     """Rounds the layers by torchao; on the CPU they multiply by torch's kernel for int8."""
     torchao = _torchao()
-    if module.device.type == "cpu":
+    if on_cpu:
         for path, layer in layers.items():
             module.set_submodule(path, Int8Linear(layer, torchao))
         return
-    head = module.get_output_embeddings()
     kinds = {
-        path: "int4" if kind == "int4" and _fits_int4(layer) and layer is not head else "int8"
+        path: "int4" if kind == "int4" and _fits_int4(layer) and layer not in outputs else "int8"
         for path, layer in layers.items()
     }
     for each in set(kinds.values()):
@@ -182,7 +229,7 @@ def _fits_int4(layer: nn.Linear) -> bool:
     return layer.in_features % _GROUP == 0 and layer.out_features % 16 == 0
 
 
-def _check_place(module: PreTrainedModel, kind: str, name: str) -> None:
+def _check_place(module: PreTrainedModel | nn.Parameter, kind: str, name: str) -> None:
     dtype, device = module.dtype, module.device.type
     if dtype not in _DTYPES:
         raise InvalidParameterError(
