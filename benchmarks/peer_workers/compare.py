@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.peer_workers.protocol import BLOCKS, ROUNDED, Answer, Ready
+from benchmarks.peer_workers.protocol import BLOCKS, HEAD_KINDS, ROUNDED, Answer, Ready
 
 OURS = "outrider:speculative compiled"
 OURS_EAGER = "outrider:speculative"
@@ -23,8 +23,14 @@ _EQUAL_LLAMA_CPP = ("", " f16", " bf16", " q8_0")
 _EQUAL_OPENVINO = ("", " int8")
 GROUPS: dict[str, tuple[str, ...]] = {
     OURS_DRAFTED: tuple(f"outrider:{method} compiled" for method in _DRAFTED),
-    OURS_EQUAL: tuple(
-        f"outrider:{method}{kind} compiled" for kind in _EQUAL_OURS for method in _DRAFTED
+    OURS_EQUAL: (
+        *(f"outrider:{method}{kind} compiled" for kind in _EQUAL_OURS for method in _DRAFTED),
+        *(
+            f"outrider:{method} q8_0{ROUNDED} {kind} compiled"
+            for kind in HEAD_KINDS
+            for method in _DRAFTED
+            if method != "speculative"
+        ),
     ),
     **{
         f"ours, plain {kind}": tuple(

@@ -1,9 +1,11 @@
 """Outrider as a peer; a row is the name of a method, optionally followed by a format of blocks,
-such as `` q8_0``, or `` q8_0+a8`` with inputs rounded to 8 bits, too, and by `` compiled``.
+such as `` q8_0``, or `` q8_0+a8`` with inputs rounded to 8 bits, too, by a kind of the head's
+weights, such as `` int4+a8``, and by `` compiled``.
 
 With blocks, the target is the GGUF file that llama.cpp reads, whose blocks are kept; the draft has
-the job's precision. ``auto`` is what ``outrider.load`` does with the head where nothing is set: its
-drafts have no fixed length, and its samples no seed.
+the job's precision, and so has the head if the row names no kind. ``auto`` is what
+``outrider.load`` does with the head where nothing is set: its drafts have no fixed length, and its
+samples no seed.
 """
 
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import torch
 
 import outrider
 from benchmarks.peer_workers.protocol import (
+    HEAD_KINDS,
     OURS_IN_BLOCKS,
     ROUNDED,
     SEED,
@@ -49,7 +52,9 @@ class Outrider:
                 draft = self._model(job.draft, job, compiled)
             elif method in ("plain", "prompt-lookup"):
                 draft = None
-            self.engines[row] = outrider.load(target, draft, method, **lengths(method, job))
+            self.engines[row] = outrider.load(
+                target, draft, method, quantize_draft=of_head(how), **lengths(method, job)
+            )
             self.sampling = Sampling(temperature=job.temperature, ignore_eos=True)
         return Ready(
             precision=precision(how) or str(target.dtype).removeprefix("torch."),
@@ -96,6 +101,11 @@ def lengths(method: str, job: Job) -> dict[str, Any]:
 def precision(how: Sequence[str]) -> str | None:
     """The word of a row after its method that names blocks, and maybe rounded inputs, if any."""
     return next((word for word in how if word in OURS_IN_BLOCKS), None)
+
+
+def of_head(how: Sequence[str]) -> str | None:
+    """The kind of a head's weights that a row names, if any."""
+    return next((word for word in how if word in HEAD_KINDS), None)
 
 
 def blocks(how: Sequence[str]) -> str | None:

@@ -40,6 +40,9 @@ ROUNDED = "+a8"
 OURS_IN_BLOCKS = (*BLOCKS, *(kind + ROUNDED for kind in BLOCKS))
 """What Outrider's rows name."""
 
+HEAD_KINDS = ("int8:32+a8", "int4+a8")
+"""Kinds of a head's weights that Outrider's rows may name behind those of the target."""
+
 INT8 = "int8"
 """Weights of 8 bits in OpenVINO's own format."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_workers.client import Client
-from benchmarks.peer_workers.protocol import BLOCKS, INT8, KINDS, OURS_IN_BLOCKS
+from benchmarks.peer_workers.protocol import BLOCKS, HEAD_KINDS, INT8, KINDS, OURS_IN_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ PEERS: dict[str, Entry] = {
                     f"{method} {kind} compiled"
                     for kind in OURS_IN_BLOCKS
                     for method in (*_METHODS, "prompt-lookup", *_HEAD_METHODS)
+                ),
+                *(
+                    f"{method} {kind} {of_head} compiled"
+                    for kind in OURS_IN_BLOCKS
+                    for of_head in HEAD_KINDS
+                    for method in _HEAD_METHODS
                 ),
             ),
             own_environment=False,
