@@ -7,6 +7,7 @@ Legend: M tokens, K inputs, N outputs, G groups.
 import hashlib
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here"),
 ]
 
+ANY_NUMBER = 2**62  # of tokens: that of layers in exact models
 FORMATS = [(8, 32, False), (8, 128, False), (4, 32, False), (4, 128, False), (4, 64, True)]
 formats = pytest.mark.parametrize(("bits", "group", "offsets"), FORMATS)
 
@@ -51,7 +53,9 @@ def test_packing_loses_nothing(bits: int, group: int, offsets: bool, N: int) -> 
 def test_a_token_has_the_same_bits_at_any_width(
     bits: int, group: int, offsets: bool, N: int, dtype: torch.dtype
 ) -> None:
-    layer = rounding(any_weight(N, 256, bits, group, offsets), torch.randn(N))
+    """Those of exact models, at least: ``test_folded_tiles.py`` has the others."""
+    layer: Any = rounding(any_weight(N, 256, bits, group, offsets), torch.randn(N))
+    layer.widest = ANY_NUMBER
     x = torch.randn(80, 256).to(dtype)
     alone = torch.cat([layer(row[None]) for row in x])
     assert alone.dtype == dtype

@@ -97,7 +97,9 @@ def _flags() -> list[str]:
         *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
         "-ffp-contract=off",  # products and sums are fused only where the code says so
         *(f"-DCPU_CAPABILITY={here.capability}", "-DAT_PARALLEL_OPENMP=1", *define),
-        *(f"-DOUTRIDER_TILES_FROM={here.tiles_from}", f"-DOUTRIDER_GROUPS_FROM={here.groups_from}"),
+        f"-DOUTRIDER_TILES_FROM={here.tiles_from}",
+        f"-DOUTRIDER_GROUPS_FROM={here.groups_from}",
+        f"-DOUTRIDER_FOLDED_FROM={here.folded_from}",
         *here.flags,
     ]
 

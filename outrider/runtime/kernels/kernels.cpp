@@ -48,7 +48,7 @@ at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList b
     const at::Tensor input = (narrow ? x : x.to(at::kFloat)).contiguous();
     at::Tensor out = at::empty(sizes, input.options());
     auto run = [&]<typename T>(const T* from, T* to) {
-      multiply_rounded(from, to, layers, M, K, N);
+      multiply_rounded(from, to, layers, M, K, N, widest >= kAnyNumber);
     };
     if (narrow) run(input.const_data_ptr<BFloat16>(), out.mutable_data_ptr<BFloat16>());
     else run(input.const_data_ptr<float>(), out.mutable_data_ptr<float>());

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "dots.h"
+#include "folded_tiles.h"
 #include "grouped.h"
 #include "grouped_dots.h"
 #include "grouped_tiles.h"
@@ -121,6 +122,7 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
     const NarrowTarget to{y + layer.first + n, N, layer.bias_at(n), layer.outputs - n};
     if (kernel == Pairs::kGroups) {
       return with_format(layer.weight, K, [&](const auto& panels) {
+        if (use_folded(M, K)) return multiply_folded(M, inputs, panels + first, to, last - first);
         thread_local std::vector<float> totals;
         totals.resize(M * (K / panels.group));
         if (panels.kOffset) add_groups(x, M, K, panels.group, totals.data());
@@ -136,22 +138,43 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
   });
 }
 
+// Inputs that are rounded to 8 bits, and as pairs where they are multiplied by folded weights.
+struct SharedInputs {
+  RoundedTokens rounded;
+  at::Tensor pairs;
+
+  template <typename T>
+  SharedInputs(const T* x, int64_t M, int64_t K, int64_t group, bool folded)
+      : rounded(x, M, K, group) {
+    if (!folded) return;
+    pairs = at::empty({M, words_of(K)}, at::TensorOptions().dtype(at::kInt));
+    for (int64_t m = 0; m < M; m++)
+      pair_up_rounded(rounded.inputs().from(m), pairs.mutable_data_ptr<int32_t>() + m * words_of(K));
+  }
+};
+
 // multiply() for weights of few bits and inputs that are rounded to 8 bits, in float32 or bfloat16.
 template <typename T>
-void multiply_rounded(const T* x, T* y, const Layers& layers, int64_t M, int64_t K, int64_t N) {
-  std::map<int64_t, RoundedTokens> rounded;  // by the number of groups, which layers may share
+void multiply_rounded(const T* x, T* y, const Layers& layers, int64_t M, int64_t K, int64_t N,
+                      bool exact) {
+  const bool folds = std::is_same_v<T, BFloat16> && !exact && use_folded(M, K);
+  std::map<int64_t, SharedInputs> shared;  // by the number of groups, which layers may share
   for (const Layer& layer : layers) {
     const int64_t groups = layer.weight.size(1);
-    if (!rounded.contains(groups)) rounded.try_emplace(groups, x, M, K, K / groups);
+    if (!shared.contains(groups)) shared.try_emplace(groups, x, M, K, K / groups, folds);
   }
   share_panels(layers, kPanel * K * M / 4, [&](const Layer& layer, int64_t first, int64_t last) {
     const int64_t n = first * kPanel;
     const TargetOf<T> to{y + layer.first + n, N, layer.bias_at(n), layer.outputs - n};
-    const RoundedInputs inputs = rounded.at(layer.weight.size(1)).inputs();
+    const SharedInputs& inputs = shared.at(layer.weight.size(1));
     const Format format(layer.weight, K);
     const int8_t* bytes = layer.weight.const_data_ptr<int8_t>();
     auto run = [&](const auto& panels) {
-      multiply_integers(M, inputs, panels + first, to, last - first);
+      if (folds) {
+        const PairedInputs pairs{inputs.pairs.template const_data_ptr<int32_t>(), words_of(K)};
+        return multiply_folded(M, pairs, panels + first, to, last - first);
+      }
+      multiply_integers(M, inputs.rounded.inputs(), panels + first, to, last - first);
     };
     if (format.bits == 8) return run(IntegerPanels<8, false>{bytes, K, format.group});
     if (format.offset) return run(IntegerPanels<4, true>{bytes, K, format.group});

@@ -20,6 +20,8 @@ class Processor(NamedTuple):
         tiles_from: tokens from which its matrix unit multiplies bfloat16 layers, if it has one.
         groups_from: tokens from which weights of few bits and bfloat16 inputs are multiplied in
             pairs (``grouped_dots.h``, ``grouped_tiles.h``), if it has instructions for pairs.
+        folded_from: tokens from which weights of few bits become bfloat16 for its matrix unit
+            (``folded_tiles.h``), if it has one.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Processor(NamedTuple):
     flags: tuple[str, ...] = ()
     tiles_from: int = 16
     groups_from: int = 6
+    folded_from: int = 64
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
