@@ -79,6 +79,23 @@ def test_all_cells_are_filled(method: str, draft: Any) -> None:
         assert cells(engine, True, source) == cells(engine, False, source) == wanted
 
 
+def test_the_first_rounds_after_a_prefill_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than the next ones, and rounds without drafts must not seem to."""
+    asked: list[int] = []
+    ask = round_times.Script.ask
+
+    def noting(self: round_times.Script, *arguments: Any) -> Any:
+        found = ask(self, *arguments)
+        asked.append(found.length)
+        return found
+
+    monkeypatch.setattr(round_times.Script, "ask", noting)
+    measure_round_times(governed(rows=1), seconds=ENOUGH)
+    greedy_rounds = asked[: len(asked) // 2]
+    assert greedy_rounds == sorted(greedy_rounds, reverse=True)
+    assert greedy_rounds[0] > 0 == greedy_rounds[-1]
+
+
 def test_times_of_a_busy_machine_are_not_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

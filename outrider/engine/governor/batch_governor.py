@@ -9,8 +9,7 @@ kept. Four rules keep the choice calm and cheap:
     hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
-                 1.8 % where a draft model must catch up first; such a retry goes on while it
-                 pays
+                 1.8 % where a draft model must catch up first. Some go on (``probes.py``)
     reviews      where it can, a draft model that catches up is compared with what the target has
                  emitted, and no round drafts for it (``reviews.py``)
     standing     a choice stands for one round, and for twice as many, up to 8, each time that it
@@ -33,7 +32,7 @@ from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
-from outrider.engine.governor.probes import NEVER, Probes
+from outrider.engine.governor.probes import NEVER, ROUNDS_OF_NONE, Probes
 from outrider.engine.governor.reviews import Reviews
 
 HYSTERESIS = 1.03
@@ -236,6 +235,8 @@ class BatchGovernor:
         else:
             is_confirmed = self._present == before and not is_new
             self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
+        if self._probes.retry is not None and not self._probes.retry.cost:
+            self._stands = max(self._stands, ROUNDS_OF_NONE)
         return probe or best
 
     def _rest_length(

@@ -2,8 +2,17 @@
 
 A credit in tokens bounds what probes may cost. It is the engine's (``Governor.probe_credit``), so
 that many short outputs cost no more than a long one, and earns 1 % of a token per round. Where a
-draft model first has to read what it lacks, the probe is a *retry*: another credit pays for it
-(``Governor.retry_credit``), and it goes on while it pays.
+draft model first has to read what it lacks, another credit pays for the probe
+(``Governor.retry_credit``).
+
+Some probes go on, since one round says too little:
+
+    a retry          a draft model that read what it lacked drafts on while that pays
+    longer drafts    while they pay. In an output that repeats itself, the draft is often wrong at
+                     the same tokens each time. Drafts of one token then alternate between right and
+                     wrong ones, where drafts of two would all be accepted: they begin elsewhere
+    none             for 4 rounds, which are paid together, where drafting nothing promises nearly
+                     as much: the first round without a draft takes longer than the next ones
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,26 +25,33 @@ from outrider.engine.governor.governor import MOST_CREDIT, Governor
 NEVER = float("inf")
 """Rounds since an option was measured that never was."""
 
+ROUNDS_OF_NONE = 4
+"""Rounds that a probe of drafting nothing may go on for."""
+
 _PROBE_AGE = 48
 _RETRY_AGE = 12
 _HOPEFUL = 0.9  # of the best rate, where reviews show acceptance
 _HOPEFUL_AGE, _HOPELESS_AGE = 96, 512
+_NEARLY = 0.9  # of the best rate, by drafting nothing
 _EARNED, _EARNED_LONG = 0.5, 0.7  # share of the cost of a retry that comes first, below and above 1
 _LEAST_LOSS = 0.02
 
 
 class Retry(NamedTuple):
-    """Rounds that try a draft model again.
+    """A probe that may go on.
 
     Attributes:
-        option: what they draft.
-        instead: what is expected of rounds without drafts.
-        cost: what the first of them is expected to lose, in tokens.
+        option: what its rounds draft.
+        instead: what is expected of the rounds in whose place they are.
+        cost: what the first of them is expected to lose, in tokens, by ``Governor.retry_credit``; 0
+            where the other credit has paid.
+        left: most rounds that are left.
     """
 
     option: Option
     instead: Goodput
-    cost: float
+    cost: float = 0.0
+    left: float = float("inf")
 
 
 class Probes:
@@ -112,20 +128,37 @@ class Probes:
             if affordable:
                 self.retry = Retry(option, best.believed, cost)
         else:
+            going_on = _going_on(option, best)
+            if going_on is not None and not option.length:
+                loss *= going_on.left
             affordable = self._governor.probe_credit >= loss
-            self._governor.probe_credit -= loss if affordable else 0.0
+            if affordable:
+                self._governor.probe_credit -= loss
+                self.retry = going_on
         return affordable
 
     def pay_retry(self, retry: Retry, tokens: int, seconds: float) -> None:
-        """Charges a round of a retry with the tokens that it lost, but no more than twice what was
-        expected, since something else may have delayed it. Such rounds go on while they pay but for
-        the reading of what the draft model lacked."""
-        lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
-        self._governor.retry_credit -= max(min(lost, 2 * retry.cost), _LEAST_LOSS)
+        """Charges a round with the tokens that it lost, but no more than twice what was expected,
+        since something else may have delayed it. Rounds that draft go on while they pay but for the
+        reading of what the draft model lacked."""
+        if retry.cost:
+            lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
+            self._governor.retry_credit -= max(min(lost, 2 * retry.cost), _LEAST_LOSS)
         believed = retry.option.believed
         assert believed is not None
-        if tokens < believed.seconds * retry.instead.rate:
-            self.retry = None
+        pays = not retry.option.length or tokens >= believed.seconds * retry.instead.rate
+        goes_on = pays and retry.left > 1
+        self.retry = retry._replace(left=retry.left - 1) if goes_on else None
+
+
+def _going_on(option: Option, best: Option) -> Retry | None:
+    """How a probe whose cost is paid goes on; None if it is over after a round."""
+    assert best.believed is not None
+    if option.length > best.length > 0:
+        return Retry(option, best.believed)
+    if not option.length and option.rate > _NEARLY * best.rate:
+        return Retry(option, best.believed, left=ROUNDS_OF_NONE)
+    return None
 
 
 def _oldest(option: Option, best: Option, is_reviewed: bool) -> int:

@@ -22,7 +22,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.cache_folder import cache_folder
 from outrider.runtime.hardware import hardware
 
-_FORMAT = "5"
+_FORMAT = "6"
 
 
 @dataclass(frozen=True)
