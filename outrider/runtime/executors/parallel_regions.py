@@ -20,12 +20,10 @@ Outside a region "omp for" is a loop like any other.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
-
-from torch._inductor.codegen import cpp
-from torch._inductor.codegen.cpp_utils import cexpr_index
-from torch._inductor.utils import sympy_product
 
 SHORT = 1 << 15
 """Iterations below which a second thread does not pay: some 10 µs."""
@@ -34,7 +32,9 @@ SHORT = 1 << 15
 @contextmanager
 def regions_where_they_pay() -> Iterator[None]:
     """Makes Inductor write parallel regions this way, if it is a version that can be told."""
-    if not _can_be_told():
+    from torch._inductor.codegen import cpp  # takes half a second, and only compiling needs it
+
+    if not _can_be_told(cpp):
         yield
         return
     with (
@@ -46,7 +46,7 @@ def regions_where_they_pay() -> Iterator[None]:
         yield
 
 
-def _can_be_told() -> bool:
+def _can_be_told(cpp: ModuleType) -> bool:
     """Whether Inductor's code generator has the functions that are replaced."""
     loops = getattr(cpp.CppKernel, "codegen_loops_impl", None)
     parallel = getattr(getattr(cpp, "WorkSharing", None), "parallel", None)
@@ -69,10 +69,12 @@ def _noting_work(generate: Callable[..., None]) -> Callable[..., None]:
 
 def _iterations(loop_nest: Any) -> str:
     """The iterations of a loop nest, as C++; of fused nests, those of all that share its loops."""
-    here = sympy_product([loop.size for loop in loop_nest.loops or []])
+    from torch._inductor.codegen.cpp_utils import cexpr_index
+
+    here = prod(loop.size for loop in loop_nest.loops or [])
     fused = getattr(loop_nest.kernel, "inner", [])
-    below = [sympy_product([loop.size for loop in each.loops or []]) for each in fused]
-    return str(cexpr_index(here * sum(below) if below else here))
+    below = sum(prod(loop.size for loop in each.loops or []) for each in fused)
+    return str(cexpr_index(here * below if fused else here))
 
 
 def _open_region(self: Any, threads: int) -> None:
