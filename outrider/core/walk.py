@@ -26,7 +26,7 @@ from outrider.core.reductions import any_of
 from outrider.core.repeat import LoopState, apply_if, repeat_while
 from outrider.core.rng import Role, Stream
 
-LOOPS_FROM = 8192
+LOOPS_FROM = 4096
 """The size of a vocabulary from which a program reads which distributions a walk needs. Each step
 of a program's loop takes some microseconds, in which smaller distributions are computed."""
 

@@ -37,6 +37,7 @@ from outrider.runtime.cache_folder import LockedError, cached_file, locked, spac
 from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.executors.extracted import load_library
 from outrider.runtime.executors.library import Library
+from outrider.runtime.executors.parallel_regions import regions_where_they_pay
 from outrider.runtime.hardware import processor_name
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
@@ -64,6 +65,7 @@ _TRACED = (
     health_of,
     joined,
     distributions,
+    regions_where_they_pay,
     truncation.truncated,
     truncated,
     write_at,
@@ -261,7 +263,7 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
     literals = path.with_suffix(f".{os.getpid()}.pt")
     try:
         torch.save(_literals(program), literals)
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), regions_where_they_pay():
             warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(scratch), inductor_configs=options
