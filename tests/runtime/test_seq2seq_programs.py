@@ -119,6 +119,19 @@ def test_drafts_of_trees_and_searches_by_one_program(method: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("method", ["mjgd", "beam-search"])
+def test_searches_of_the_target_itself(method: str, family: str) -> None:
+    """A second cache beside the target's, with the same sources."""
+    wanted = outputs(engine_of(tiny_seq2seq(family), None, method, γ=2, max_batch_size=2))
+    target = tiny_seq2seq(family)
+    executor = by_programs(target)
+    assert outputs(engine_of(target, None, method, γ=2, max_batch_size=2)) == wanted
+    assert executor.encoded >= 2 * 2
+    assert (executor.drafts if method == "mjgd" else executor.forwards) > 3
+    assert executor.refused == []
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
 def test_contract(family: str) -> None:
     """Commits, rows that leave and rows that join."""
     model = tiny_seq2seq(family, dtype=torch.float64)
