@@ -150,8 +150,8 @@ class TreeForward(nn.Module):
     def results(
         self, outputs: Sequence[Tensor], keys: list[Tensor], values: list[Tensor]
     ) -> Sequence[Tensor]:
-        """What a program is checked by: its outputs, and what it wrote to KV buffers if nothing in
-        its outputs depends on that."""
+        """What a program is checked by: its outputs, or what it wrote to KV buffers if they do not
+        depend on that."""
         return outputs
 
     @property

@@ -3,9 +3,8 @@
 The context holds the decoder's tokens; the cache holds the source. A batch's sources are encoded
 once, when its rows are admitted, and turned into each layer's cross-attention keys and values,
 which stay: by one compiled program, or by the encoder and the decoder's first forward pass. From
-there on ``HFModel`` scores, commits and rolls
-back an encoder-decoder as any other model, except that its decoder is told positions by other
-means (``positions.py``).
+there on ``HFModel`` scores, commits and rolls back an encoder-decoder as any other model, except
+that its decoder is told positions by other means (``positions.py``).
 
 Legend: B rows, N query tokens, S slots, W hidden width of the encoder, V vocabulary.
 """
@@ -66,6 +65,8 @@ class Seq2SeqModel(HFModel):
     """
 
     _layouts: tuple[KVLayout | None, KVLayout | None] | None = None
+    """Of the decoder's own KV buffers and of those of cross-attention; None until an encoder by a
+    program needs them."""
 
     def __init__(
         self,
