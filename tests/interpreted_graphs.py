@@ -15,7 +15,7 @@ from outrider.runtime.executors.compile_cache import Program, dependencies
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import SampledDraft
 from outrider.runtime.executors.fused_verification import CompiledVerifier
-from outrider.runtime.executors.traced import ChainForward
+from outrider.runtime.executors.traced import TreeForward
 from outrider.runtime.executors.verification_program import (
     FusedLogitVerification,
     FusedVerification,
@@ -62,7 +62,7 @@ def untraced(each: nn.Module) -> Program:
         half = len(buffers) // 2
         if isinstance(each, SampledDraft):
             moving = grouped(moving, 3, DraftParameters)
-        if not isinstance(each, ChainForward):  # its masks are a list
+        if type(each) is TreeForward:  # its masks are a list
             return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
         return list(each(*moving, buffers[:half], buffers[half:]))
 

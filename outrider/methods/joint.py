@@ -65,7 +65,9 @@ def _all_beams(parts: Parts, *, beams: int = 4, search: TreeSearch = "sample") -
 
 
 def _blocks(parts: Parts, *, beams: int = 8) -> MjgdDrafter:
-    return MjgdDrafter(_second(parts.target), parts.target.num_tokens, beams)
+    γ = parts.num_speculative_tokens or MjgdDrafter.DEPTH
+    K = γ + 1 if parts.fixed_length else 0
+    return MjgdDrafter(_second(parts.target), parts.target.num_tokens, beams, num_fused=K)
 
 
 def _whole(

@@ -357,9 +357,13 @@ def draft_distributions(
         drafted_BMV: how often each token has been drafted before each position.
         truncate: what restricts the distributions.
     """
+    return distributions(penalised_logits(z_BMV, by, drafted_BMV), by.rows, truncate)
+
+
+def penalised_logits(z_BMV: Tensor, by: DraftParameters, drafted_BMV: Tensor) -> Tensor:
+    """The logits after bias and penalties; arguments as of :func:`draft_distributions`."""
     z_BMV = z_BMV + by.bias_BV[:, None]
-    z_BMV = penalised(z_BMV, by.penalties, by.prompt_BV, by.output_BV[:, None] + drafted_BMV)
-    return distributions(z_BMV, by.rows, truncate)
+    return penalised(z_BMV, by.penalties, by.prompt_BV, by.output_BV[:, None] + drafted_BMV)
 
 
 def _force(z_BMV: Tensor, forced_BZ2: Tensor, prefix: Prefix) -> Tensor:

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCAB, ragged_prompts, tiny, tiny_module
+from interpreted_graphs import untraced
+from tiny_models import (
+    FAMILIES,
+    VOCAB,
+    engine_of,
+    greedy,
+    ragged_prompts,
+    tiny,
+    tiny_module,
+    token_ids,
+)
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -11,7 +21,10 @@ from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, Pr
 from outrider.drafters.search import beam_search as module_under_test
 from outrider.drafters.search.beam_search import EarlyStopping, Hypothesis, beam_search
 from outrider.drafters.search.beam_tree import BeamTree
+from outrider.engine.warming import warm_up
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 
 
 def by_transformers(
@@ -124,6 +137,52 @@ def test_bias_and_penalties_apply_to_log_probabilities(family: str) -> None:
         assert [h.score for h in mine] == pytest.approx(scores, rel=1e-5, abs=1e-4)
         plain = beam_search(model, prompt, 4, 12)
         assert plain[0].token_ids != mine[0].token_ids
+
+
+class Programs(CompiledExecutor):
+    """The executor of programs that are not traced; counts the forward passes that it runs."""
+
+    forwards = 0
+
+    def __init__(self, model: HFModel) -> None:
+        super().__init__(model.module, model.spec, "model", lambda each, trace: untraced(each))
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
+        found = super().forward(batch)
+        self.forwards += found is not None
+        return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_by_programs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every forward pass of a search, whose tree is packed often, and whose beams end early."""
+    monkeypatch.setattr(module_under_test, "_PACK_FROM", 8)
+    model, lengths = tiny(family, 5, dtype=torch.float64, std=0.15), set()
+    for prompt in ragged_prompts([1, 5, 9]):
+        model.compiled = None
+        eos_ids = frequent(model, prompt, 1)
+        model.compiled = executor = Programs(model)
+        found = check(model, prompt, 4, 14, 1.0, False, eos_ids)
+        lengths |= {len(h.token_ids) for h in found}
+        most = max(len(h.token_ids) for h in found)
+        assert executor.forwards >= most - (len(prompt) == 1)  # which leaves no KV buffer to read
+        assert executor.refused == []
+    assert len(lengths) > 2
+
+
+def test_an_engine_compiles_the_passes_ahead() -> None:
+    """Those over trees, too: a sealed executor runs no others."""
+    model = tiny("llama", 5)
+    wanted = engine_of(model, None, "beam-search", options={"num_beams": 3})
+    prompts = ragged_prompts([5, 9])
+    outputs = token_ids(wanted.generate(prompts, greedy(12)))
+    model.compiled = executor = Programs(model)
+    engine = engine_of(model, None, "beam-search", options={"num_beams": 3})
+    warm_up(engine)
+    assert executor.sealed
+    executor.forwards = 0
+    assert token_ids(engine.generate(prompts, greedy(12))) == outputs
+    assert executor.forwards > 2 * 12
 
 
 @pytest.mark.slow

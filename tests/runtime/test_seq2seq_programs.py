@@ -13,15 +13,20 @@ from torch import Tensor, nn
 
 from outrider import Engine, Sampling
 from outrider.core import Context
-from outrider.runtime import Seq2SeqModel
+from outrider.core.errors import OutriderWarning
+from outrider.runtime import Seq2SeqModel, runner
 from outrider.runtime.executors.compile_cache import Program, compiled_program
 from outrider.runtime.executors.compiled import CompiledExecutor, Compiler
+from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft
 from outrider.runtime.executors.parity import compare
+from outrider.runtime.executors.prepare import stages
 from outrider.runtime.executors.traced import ChainForward, TreeForward
 from outrider.runtime.executors.traced_cache import halves
+from outrider.runtime.executors.traced_sources import SourcesForward
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.kernels import build, use_kernels
+from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
 from outrider.runtime.prefill import unsampled_context
 from outrider.testing import SoftmaxDistribution, check_model
 
@@ -37,9 +42,14 @@ def as_it_is(each: nn.Module, trace: object) -> Program:
 
 
 class Counting(CompiledExecutor):
-    """Counts forward passes and drafts by programs."""
+    """Counts forward passes, drafts and encoded batches of sources by programs."""
 
-    forwards = drafts = 0
+    forwards = drafts = encoded = 0
+
+    def read_sources(self, *arguments: Any) -> bool:
+        found = super().read_sources(*arguments)
+        self.encoded += found
+        return found
 
     def forward(self, *arguments: Any) -> Any:
         found = super().forward(*arguments)
@@ -80,6 +90,7 @@ def test_outputs_are_the_same(family: str) -> None:
     assert outputs(engine) == wanted
     assert executor.forwards > 5
     assert drafting.drafts > 5
+    assert min(executor.encoded, drafting.encoded) > 2
     assert executor.refused == drafting.refused == []
 
 
@@ -108,6 +119,19 @@ def test_drafts_of_trees_and_searches_by_one_program(method: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("method", ["mjgd", "beam-search"])
+def test_searches_of_the_target_itself(method: str, family: str) -> None:
+    """A second cache beside the target's, with the same sources."""
+    wanted = outputs(engine_of(tiny_seq2seq(family), None, method, γ=2, max_batch_size=2))
+    target = tiny_seq2seq(family)
+    executor = by_programs(target)
+    assert outputs(engine_of(target, None, method, γ=2, max_batch_size=2)) == wanted
+    assert executor.encoded >= 2 * 2
+    assert (executor.drafts if method == "mjgd" else executor.forwards) > 3
+    assert executor.refused == []
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
 def test_contract(family: str) -> None:
     """Commits, rows that leave and rows that join."""
     model = tiny_seq2seq(family, dtype=torch.float64)
@@ -130,6 +154,7 @@ def test_traced_programs(family: str) -> None:
     method = uniform_method(width=3)
     assert outputs(engine_of(target, None, method, γ=12, max_batch_size=2)) == wanted
     assert min(executor.forwards, drafting.drafts) > 5
+    assert min(executor.encoded, drafting.encoded) > 2
     assert executor.refused == drafting.refused == []
 
 
@@ -143,6 +168,7 @@ def test_a_compiled_program() -> None:
     engine = engine_of(target, None, "prompt-lookup", γ=γ, max_batch_size=2)
     assert outputs(engine) == wanted
     assert executor.forwards > 5
+    assert executor.encoded > 2
     assert executor.refused == []
 
 
@@ -182,14 +208,13 @@ def test_the_check_of_programs_reads_sources(kind: type[TreeForward], spoil: Any
         assert bool(compare(each, program, buffers)) == (spoil is not None)
 
 
-def test_programs_wait_for_the_cross_attention() -> None:
-    """The decoder's first forward pass writes its keys and values, and runs eagerly."""
+def test_programs_read_the_sources_of_rows_that_join() -> None:
     model = tiny_seq2seq()
     executor = by_programs(model)
     with torch.inference_mode():
         context = unsampled_context(model, [5, 6, 7])
         cache = model.start(context)
-        assert executor.forwards == 1  # the prefill
+        assert (executor.encoded, executor.forwards) == (1, 1)  # the second is the prefill
         num_layers = model.num_layers
         buffers = cache.in_use()
         assert len(buffers) == 4 * num_layers + 1
@@ -203,6 +228,139 @@ def test_programs_wait_for_the_cross_attention() -> None:
         assert values[-1].shape == (2, 1, 1, 9)
         hidden_BS = values[-1][:, 0, 0] < 0
         assert hidden_BS.sum(1).tolist() == [6, 0]
+
+
+def started(model: Seq2SeqModel, sources: list[list[int]] = SOURCES) -> Seq2SeqCache:
+    texts = [list(model.decoder_prompt or ())] * len(sources)
+    rows = range(len(sources))
+    with torch.inference_mode():
+        context = Context.start(
+            texts, SoftmaxDistribution(), [0] * len(rows), rows, sources=sources
+        )
+        cache = model.start(context)
+    assert isinstance(cache, Seq2SeqCache)
+    return cache
+
+
+@pytest.mark.parametrize("family", ["t5", "t5_v1_1", "marian", "bart", "mbart", "pegasus"])
+def test_the_encoder_by_a_program(family: str) -> None:
+    """Keys and values of sources of five lengths, and no more memory than without it."""
+    model = tiny_seq2seq(family)
+    wanted = started(model)
+    executor = by_programs(model)
+    found = started(model)
+    assert executor.encoded == 1
+    assert found.cross.lengths == wanted.cross.lengths == list(map(len, SOURCES))
+    assert found.num_bytes() == wanted.num_bytes()
+    assert found.states_BSW.shape == wanted.states_BSW.shape
+    torch.testing.assert_close(found.mask_B11S, wanted.mask_B11S, rtol=0, atol=0)
+    for mine, other in zip(found.cross.layers, wanted.cross.layers, strict=True):
+        for b, source in enumerate(SOURCES):
+            length = len(source)
+            torch.testing.assert_close(mine.keys[b, :, :length], other.keys[b, :, :length])
+            torch.testing.assert_close(mine.values[b, :, :length], other.values[b, :, :length])
+
+
+def test_a_request_runs_nothing_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an example has told the shapes of KV buffers."""
+    model = tiny_seq2seq(vocab_size=7)
+    executor = by_programs(model)
+    engine = engine_of(model)
+    wanted = outputs(engine)
+    executor.encoded = 0
+
+    def forward(*_: object) -> None:
+        raise AssertionError("an eager forward pass")
+
+    monkeypatch.setattr(EagerExecutor, "forward", forward)
+    assert outputs(engine) == wanted
+    assert executor.encoded > 0
+
+
+@pytest.mark.parametrize("reason", ["width", "kv_dtype"])
+def test_sources_that_no_program_encodes(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the width of compiled forward passes, and those beside KV buffers that programs
+    do not read."""
+    plain = tiny_seq2seq(vocab_size=7)
+    settings = {"kv_dtype": "int8"} if reason == "kv_dtype" else {}
+    wanted = outputs(engine_of(plain, max_batch_size=2, **settings))
+    executor = by_programs(plain)
+    if reason == "width":
+        monkeypatch.setattr(runner, "MOST_TOKENS", 8)
+    assert outputs(engine_of(plain, max_batch_size=2, **settings)) == wanted
+    narrow = [source for source in SOURCES if len(source) <= 8]
+    assert executor.encoded == (len(narrow) if reason == "width" else 0)  # rows join one by one
+
+
+def no_values(each: TreeForward, inputs: list[Tensor]) -> list[Tensor]:
+    """As if values were written elsewhere."""
+    num_layers = (len(inputs) - each.num_moving) // 4
+    values = [torch.zeros_like(value) for value in inputs[-num_layers - 1 : -1]]
+    return [*inputs[: -num_layers - 1], *values, inputs[-1]]
+
+
+def other_order(each: TreeForward, inputs: list[Tensor]) -> list[Tensor]:
+    """As if sources were read backwards."""
+    return [inputs[0].flip(1), *inputs[1:]]
+
+
+@pytest.mark.parametrize("spoil", [None, without_mask, no_values, other_order])
+def test_the_check_of_the_encoder(spoil: Any) -> None:
+    """It compares what the program writes, and not what it returns."""
+    model = tiny_seq2seq()
+    each = SourcesForward(model.eager.module, model.spec)
+    right = untraced(each)
+    program = right if spoil is None else lambda inputs: right(spoil(each, inputs))
+    buffers = halves(model.example_cache().in_use())
+    with torch.inference_mode():
+        assert bool(compare(each, program, buffers)) == (spoil is not None)
+
+
+def test_an_encoder_that_computes_something_else_runs_eagerly() -> None:
+    """The decoder's programs stay."""
+    wanted = outputs(engine_of(tiny_seq2seq(vocab_size=7)))
+    model = tiny_seq2seq(vocab_size=7)
+
+    def make(each: nn.Module, trace: object) -> Program:
+        right = untraced(each)
+        if not isinstance(each, SourcesForward):
+            return right
+        return lambda inputs: right(other_order(each, inputs))
+
+    executor = by_programs(model, make)
+    with pytest.warns(
+        OutriderWarning, match="the encoder program compiled, but its results differ"
+    ):
+        assert outputs(engine_of(model)) == wanted
+    assert executor.refused == ["encoder"]
+    assert executor.encoded == 0
+    assert executor.forwards > 5
+
+
+def test_an_encoder_that_does_not_compile_runs_eagerly() -> None:
+    wanted = outputs(engine_of(tiny_seq2seq(vocab_size=7)))
+    model = tiny_seq2seq(vocab_size=7)
+
+    def make(each: nn.Module, trace: object) -> Program:
+        raise RuntimeError("no such operator")
+
+    executor = by_programs(model, make)
+    with pytest.warns(OutriderWarning, match="model does not compile, so it runs eagerly: no such"):
+        assert outputs(engine_of(model)) == wanted
+    assert executor.encoded == executor.forwards == 0
+
+
+def test_the_encoder_is_compiled_ahead() -> None:
+    """So that a sealed executor has a program for it."""
+    model = tiny_seq2seq()
+    executor = by_programs(model)
+    by_name = dict(stages(model))
+    assert list(by_name) == ["forward passes", "encoder"]
+    by_name["encoder"]()
+    executor.sealed = True
+    executor.encoded = 0
+    started(model)
+    assert executor.encoded == 1
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])

@@ -43,7 +43,7 @@ from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Prefix, R
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
 from outrider.drafters.search.beam_tree import BeamTree
-from outrider.drafters.search.fused import BeamPlan
+from outrider.drafters.search.fused import BeamPlan, BlockPlan
 from outrider.drafters.search.narrow import NarrowSearch
 from outrider.drafters.search.steps import (
     Pick,
@@ -103,7 +103,7 @@ class BeamDrafter(ModelBacked):
         self._narrow = NarrowSearch(beams)
         fits = num_fused > 0 and search != "copies" and not keep_logits
         enough = model.num_tokens == num_tokens >= 2 * beams
-        self._plan = BeamPlan(num_fused, beams, search == "sample") if fits and enough else None
+        self._plan = self._plan_of(num_fused) if fits and enough else None
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
@@ -125,6 +125,10 @@ class BeamDrafter(ModelBacked):
         if not context.distribution.greedy:  # greedy searches have one beam by design
             self._narrow.watch([step.score_Bn for step in steps])
         return self._draft(steps, context, budget)
+
+    def _plan_of(self, num_steps: int) -> BeamPlan:
+        """What the compiled program of so many steps searches."""
+        return BeamPlan(num_steps, self.beams, self.search == "sample")
 
     def _most_nodes(self, num_tokens: int) -> int:
         return (num_tokens + 1) * self.beams + 2
@@ -220,10 +224,14 @@ class MjgdDrafter(BeamDrafter):
     The round's own target pass over the K tokens decides nothing. It costs one forward pass over K
     tokens for every K passes over B beams, and gives the log-probabilities of the output.
 
+    One program runs a search of K tokens, except in exact mode: the program's bits depend on how
+    many rows share it, and no other decides what is emitted.
+
     Args:
         model: a second ``HFModel`` around the target's own module, with a cache of its own.
         num_tokens: width of the target's logits.
         beams: B, 1 or more.
+        num_fused: K of the searches that one compiled program runs; 0 if none does.
 
     Raises:
         InvalidParameterError: fewer than 1 beam.
@@ -231,8 +239,11 @@ class MjgdDrafter(BeamDrafter):
 
     DEPTH = 4  # K = 5, the most that the paper tries
 
-    def __init__(self, model: HFModel, num_tokens: int, beams: int = 8) -> None:
-        super().__init__(model, num_tokens, beams, "greedy")
+    def __init__(
+        self, model: HFModel, num_tokens: int, beams: int = 8, *, num_fused: int = 0
+    ) -> None:
+        num_fused = 0 if model.exact else num_fused
+        super().__init__(model, num_tokens, beams, "greedy", num_fused=num_fused)
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
@@ -242,6 +253,9 @@ class MjgdDrafter(BeamDrafter):
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         tokens_B = None if budget.tokens_B is None else budget.tokens_B + 1
         return super().propose(state, context, Budget(budget.max_tokens + 1, tokens_B), rng)
+
+    def _plan_of(self, num_steps: int) -> BeamPlan:
+        return BlockPlan(num_steps, self.beams, samples=False)
 
     def _distributions(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
         return prefix.context.distribution.logits(logits_BnV, prefix).softmax(-1)

@@ -74,7 +74,9 @@ class FullSearchDrafter:
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        return Capabilities((self.model,), depth=DEPTH, max_nodes=lambda num_tokens: MARGIN)
+        return Capabilities(
+            (self.model,), depth=DEPTH, max_nodes=lambda num_tokens: MARGIN, runs_trees=True
+        )
 
     def start(self, context: Context) -> Found:
         return Found([(length, ()) for length in context.lengths])

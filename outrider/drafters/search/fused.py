@@ -5,7 +5,8 @@ their tree mask, and the same draws from the same random numbers. No Python runs
 The numbers of steps and beams are part of the program; rows, query tokens, slots, temperature,
 truncation and penalties are inputs, as of the fused draft of a chain
 (``runtime/executors/fused_draft.py``). Greedy rows alone have one beam, the argmax chain, and take
-the program of chains.
+the program of chains. The target's search for a block of tokens (``MjgdDrafter``) has beams at
+temperature 0, too.
 
 Legend: B rows, K query tokens of the first forward pass, n beams, γ steps, M drafted nodes (n·γ),
 N nodes (M + 1), D drafted nodes on a path (γ), R random numbers, S slots, V vocabulary, i steps.
@@ -39,6 +40,7 @@ from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ChainForward
 from outrider.sampling.penalties import occurrences
+from outrider.sampling.warp import DraftParameters, penalised_logits
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ class BeamPlan:
     beams: int
     samples: bool
     draws: ClassVar[bool] = True
+    argmax: ClassVar[bool] = True
 
     @property
     def num_draws(self) -> int:
-        return self.depth * 2 * self.beams
+        return self.depth * 2 * self.beams if self.samples else 1  # no program takes none
 
     def widths(self, *, sampled: bool) -> tuple[int, ...]:
         return (self.beams if sampled else 1,) * (self.depth - 1)
@@ -91,6 +94,20 @@ class BeamPlan:
             before = slice(0, 1) if i == 0 else slice(first - n + 1, first + 1)
             found.append(Step(q_BNV[:, before], None, total_BD[:, i], tree, score_BM[:, first:end]))
         return found
+
+
+@dataclass(frozen=True)
+class BlockPlan(BeamPlan):
+    """A search of the target itself, whose result is emitted. It scores by logits after bias and
+    penalties, of rows at temperature 0 as of others, and no row takes the argmax chain."""
+
+    argmax: ClassVar[bool] = False
+
+    def widths(self, *, sampled: bool) -> tuple[int, ...]:
+        return super().widths(sampled=True)
+
+    def programs(self, module: nn.Module, spec: AttentionSpec) -> tuple[GreedyDraft, SampledDraft]:
+        return GreedyDraft(module, spec, self.depth), BestBlock(module, spec, self)
 
 
 class SampledBeams(SampledDraft):
@@ -173,6 +190,17 @@ class SampledBeams(SampledDraft):
         picks = self.plan.picks(u_BR)
         dtype = score_dtype(tokens_BT.device)
         return list(search(BeamTree.root(tokens_BT), picks, distributions, dtype))
+
+
+class BestBlock(SampledBeams):
+    """A search that scores by the softmax of the logits, after bias and penalties."""
+
+    kind: ClassVar[str] = "block"
+
+    def drawn_from(
+        self, z_BnV: Tensor, parameters: Sequence[Tensor], drafted_BnV: Tensor
+    ) -> Tensor:
+        return penalised_logits(z_BnV, DraftParameters(*parameters), drafted_BnV).softmax(-1)
 
 
 @cache

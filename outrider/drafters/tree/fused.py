@@ -43,6 +43,7 @@ class TreePlan:
     topology: Topology
     drawn: Drawn
     device: torch.device
+    argmax: ClassVar[bool] = True
 
     @property
     def num_draws(self) -> int:

@@ -6,7 +6,7 @@ draft length, batch, context and KV buffer. What does not compile, or computes s
 the model (``parity.py``), runs eagerly, after one warning.
 
 Legend: B rows, N query tokens, K of them whose logits are asked for, D drafted tokens, S slots,
-V vocabulary.
+or tokens of the source, V vocabulary.
 """
 
 import copy
@@ -44,6 +44,7 @@ from outrider.runtime.executors.traced import (
     trace,
 )
 from outrider.runtime.executors.traced_cache import KVBuffers, halves
+from outrider.runtime.executors.traced_sources import SourcesForward
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
@@ -122,6 +123,7 @@ class CompiledExecutor:
         self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
             (): (self._chain(module, spec), self._tree(module, spec))
         }
+        self._sources = SourcesForward(module, spec) if spec.reads_sources else None
         self._drafts: dict[Hashable, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=next(module.parameters()).device)
@@ -142,6 +144,7 @@ class CompiledExecutor:
         twin.failed = twin.sealed = False
         twin._module, twin._recording = module, recording
         twin._forwards = {(): (self._chain(module, self._spec), self._tree(module, self._spec))}
+        twin._sources = SourcesForward(module, self._spec) if self._spec.reads_sources else None
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
         return twin
 
@@ -201,6 +204,19 @@ class CompiledExecutor:
         if parameters is None or u_BD is None:
             return self._run(greedy, cache, lambda: inputs)
         return self._run(sampled, cache, lambda: [*inputs, *parameters, u_BD])
+
+    def read_sources(self, cache: KVCache, tokens_BS: Tensor) -> bool:
+        """Encodes the sources of a batch, and writes the keys and values of cross-attention over
+        them; returns whether there is a program for it.
+
+        Args:
+            cache: of an encoder-decoder. Its KV buffers are there, those of the decoder's own
+                tokens included.
+            tokens_BS: the sources, as wide as the cache's mask of them.
+        """
+        if self._sources is None:
+            return False
+        return self._run(self._sources, cache, lambda: [tokens_BS]) is not None
 
     def _forwards_for(self, layers: tuple[int, ...]) -> tuple[ChainForward, TreeForward] | None:
         """The forward passes, of chains and of trees, that return the hidden states of these

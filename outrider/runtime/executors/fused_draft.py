@@ -34,12 +34,15 @@ class DraftPlan(Protocol):
     Attributes:
         num_draws: numbers in [0, 1) that a row is drawn with.
         draws: whether sampled rows are drawn; else the best tokens by rank are taken in all rows.
+        argmax: whether greedy rows have a program of their own; else all rows take the sampled one.
     """
 
     @property
     def num_draws(self) -> int: ...
     @property
     def draws(self) -> bool: ...
+    @property
+    def argmax(self) -> bool: ...
 
     def __hash__(self) -> int: ...
 
@@ -59,6 +62,7 @@ class ChainPlan:
 
     depth: int
     draws: ClassVar[bool] = True
+    argmax: ClassVar[bool] = True
 
     @property
     def num_draws(self) -> int:

@@ -115,8 +115,10 @@ def stages(
         name = "drafts" if len(drafts) == 1 else f"drafts of {length}"
         found += _drafts(model, name, partial(_chain_draft, model, length), length)
     if plan is not None:
-        of_trees = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
-        found += of_trees if plan.draws else of_trees[:1]
+        greedy, sampled = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
+        if not plan.argmax:
+            sampled = "searches", sampled[1]
+        found += [greedy] * plan.argmax + [sampled] * plan.draws
     return found
 
 

@@ -5,10 +5,12 @@ One program serves every draft length, batch, context and KV buffer. ``torch.exp
 model's own code, with our KV buffers and masks in place of those of ``transformers``.
 
 Legend: B rows, N query tokens, K of them whose logits are asked for, M nodes after the committed
-tokens, S slots read, V vocabulary, H hidden width.
+tokens, S slots read or tokens of a source, V vocabulary, H hidden width, W that of the
+encoder.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -111,19 +113,46 @@ class TreeForward(nn.Module):
         """Writes the keys and values of tokens to all slots of KV buffers."""
         rows, slots = tokens_BS.shape
         if self.spec.reads_sources:
-            self._fill_sources(tokens_BS.flip(1), keys, values)
+            self.write_sources(tokens_BS.flip(1), keys, values)
         metadata = self.spec.metadata(tokens_BS.new_zeros(rows), slots, slots)
         self.run(tokens_BS, metadata, slots, keys, values)
 
-    def _fill_sources(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
-        """Writes the keys and values of sources, which begin with these tokens."""
+    def write_sources(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        """Encodes the sources, and writes their keys and values to the KV buffers of
+        cross-attention; returns the encoder's output, (B, S, W). Only the first tokens count, as
+        many as the mask of the sources is wide.
+
+        The layers themselves say how keys and values are computed, so the decoder runs over one
+        token. What it computes besides is dropped, and left out of a program: its own keys and
+        values go to tensors that nobody reads.
+        """
         module: Any = self.module
         seen_BS = (values[-1][:, 0, 0] == 0).long()
-        states_BSW = module.encoded(tokens_BS[:, : seen_BS.shape[1]], seen_BS)
-        metadata = self.spec.metadata(tokens_BS.new_zeros(len(tokens_BS)), 1, 1)
-        cache = TracedSeq2SeqCache(keys, values, metadata.slots_BN, 1, states_BSW)
+        tokens_BS = tokens_BS[:, : seen_BS.shape[1]]
+        states_BSW: Tensor = module.encoded(tokens_BS, seen_BS)
+        rows, half = tokens_BS.shape[0], len(keys) // 2
+        metadata = self.spec.metadata(tokens_BS.new_zeros(rows), 1, 1)
+        unread = [
+            [each.new_zeros(rows, each.shape[1], 1, each.shape[3]) for each in side[:half]]
+            for side in (keys, values)
+        ]
+        cache = TracedSeq2SeqCache(
+            [*unread[0], *keys[half:]],
+            [*unread[1], *values[half:]],
+            metadata.slots_BN,
+            1,
+            states_BSW,
+        )
         with recording_hidden_states():
             decoder_logits(module, tokens_BS[:, :1], metadata, cache)
+        return states_BSW
+
+    def results(
+        self, outputs: Sequence[Tensor], keys: list[Tensor], values: list[Tensor]
+    ) -> Sequence[Tensor]:
+        """What a program is checked by: its outputs, or what it wrote to KV buffers if they do not
+        depend on that."""
+        return outputs
 
     @property
     def num_moving(self) -> int:

@@ -22,7 +22,7 @@ from outrider.runtime.kv_cache.cross_attention import CrossLayer
 from outrider.runtime.kv_cache.storage import write_at
 
 ROWS, SLOTS = Dim("rows"), Dim("slots")
-_SOURCE_SLOTS, _SOURCE_SPAN = Dim("source_slots"), Dim("source_span")
+_SOURCE_SLOTS, SOURCE_SPAN = Dim("source_slots"), Dim("source_span")
 _MORE_SLOTS, _LESS_SPAN = 7, 2
 """Sizes of example sources differ from those of the decoder's own KV buffers, lest the tracer take
 two sizes for one."""
@@ -146,7 +146,7 @@ def varying(buffers: KVBuffers, *, reads_sources: bool) -> list[list[dict[int, A
         return [[own] * len(keys), [own] * len(values)]
     half = len(keys) // 2
     both = [own] * half + [{0: ROWS, 2: _SOURCE_SLOTS}] * half
-    return [both, [*both, {0: ROWS, 3: _SOURCE_SPAN}]]
+    return [both, [*both, {0: ROWS, 3: SOURCE_SPAN}]]
 
 
 def empty_buffers(

@@ -376,13 +376,17 @@ class HFModel:
         cache.reserve(cache.num_rows, num_slots, self.layout)
 
 
+def layout_of(cache: KVCache) -> KVLayout | None:
+    """The shapes of a cache's KV buffers; None where not every layer has KV buffers."""
+    sides = zip(cache.keys, cache.values, strict=True)
+    buffers = [(key, value) for key, value in sides if key is not None and value is not None]
+    if len(buffers) < len(cache.keys):
+        return None
+    shapes = tuple((key.shape[1], key.shape[3], value.shape[3]) for key, value in buffers)
+    return KVLayout(shapes, buffers[0][0].dtype, buffers[0][0].device)
+
+
 def _layout(model: HFModel) -> KVLayout:
     """The shapes of a model's KV buffers; no shapes where not every layer has KV buffers, which the
     first eager forward pass then allocates."""
-    cache = model.example_cache()
-    sides = zip(cache.keys, cache.values, strict=True)
-    buffers = [(key, value) for key, value in sides if key is not None and value is not None]
-    if len(buffers) < model.num_layers:
-        return KVLayout((), model.dtype, model.device)
-    shapes = tuple((key.shape[1], key.shape[3], value.shape[3]) for key, value in buffers)
-    return KVLayout(shapes, buffers[0][0].dtype, model.device)
+    return layout_of(model.example_cache()) or KVLayout((), model.dtype, model.device)

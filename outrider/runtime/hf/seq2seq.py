@@ -1,15 +1,15 @@
 """Any T5-like, BART-like or Marian encoder-decoder as a target or a draft, unmodified.
 
 The context holds the decoder's tokens; the cache holds the source. A batch's sources are encoded
-once, when its rows are admitted. The decoder's first forward pass turns them into each layer's
-cross-attention keys and values, which stay. From there on ``HFModel`` scores, commits and rolls
-back an encoder-decoder as any other model, except that its decoder is told positions by other
-means (``positions.py``).
+once, when its rows are admitted, and turned into each layer's cross-attention keys and values,
+which stay: by one compiled program, or by the encoder and the decoder's first forward pass. From
+there on ``HFModel`` scores, commits and rolls back an encoder-decoder as any other model, except
+that its decoder is told positions by other means (``positions.py``).
 
 Legend: B rows, N query tokens, S slots, W hidden width of the encoder, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from outrider.core.context import Context
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
 from outrider.runtime.executors.eager import EagerExecutor
-from outrider.runtime.hf.adapter import MARGIN, HFModel
+from outrider.runtime.hf.adapter import MARGIN, HFModel, layout_of
 from outrider.runtime.hf.positions import ABSOLUTE, RELATIVE
 from outrider.runtime.hf.seq2seq_decoder import Seq2SeqDecoder
 from outrider.runtime.hf.support import check_attention, check_head
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
+from outrider.runtime.kv_cache.storage import KVLayout
+from outrider.runtime.prefill import unsampled_context
+from outrider.runtime.runner import compiled_executor
 
 _NO_POSITIONS = (
     "whose decoder cannot be given positions per row, which ragged batches and trees need"
@@ -60,6 +63,10 @@ class Seq2SeqModel(HFModel):
         UnsupportedModelError: no encoder-decoder, a family whose positions cannot be given per
             row, two vocabularies, or no token to begin with.
     """
+
+    _layouts: tuple[KVLayout | None, KVLayout | None] | None = None
+    """Of the decoder's own KV buffers and of those of cross-attention; None until an encoder by a
+    program needs them."""
 
     def __init__(
         self,
@@ -97,8 +104,15 @@ class Seq2SeqModel(HFModel):
         check_head(module, name)
         check_attention(module.config, type(module).__name__, name)
 
+    def further_forwards(self) -> Sequence[tuple[str, Callable[[], None]]]:
+        return (("encoder", self._run_encoder),)
+
+    @torch.inference_mode()
+    def _run_encoder(self) -> None:
+        self._cache(unsampled_context(self, [0, 0, 0]))
+
     def _cache(self, context: Context) -> Seq2SeqCache:
-        """A cache with the encoded sources of a batch and the first decoder token."""
+        """A cache with the encoded sources of a batch."""
         assert context.sources is not None, "an encoder-decoder's context has sources"
         length = max(map(len, context.sources))
         ids_BS = torch.zeros(context.num_rows, length, dtype=torch.int64)
@@ -106,13 +120,31 @@ class Seq2SeqModel(HFModel):
         for b, source in enumerate(context.sources):
             ids_BS[b, : len(source)] = torch.tensor(source)
             seen_BS[b, : len(source)] = 1
-        with self.watch, self.arithmetic():
-            states_BSW = self._decoder.encoded(ids_BS.to(self.device), seen_BS.to(self.device))
+        ids_BS, seen_BS = ids_BS.to(self.device), seen_BS.to(self.device)
         limit = self.limit + MARGIN
-        cache = Seq2SeqCache(context, self.num_layers, limit, states_BSW, self.dtype, self.plan)
-        self.extend(cache, context.tokens_BT[:, :1], num_logits=1)
+        cache = Seq2SeqCache(context, self.num_layers, limit, self.dtype, self.plan)
+        if not self._encode_by_program(cache, ids_BS):
+            with self.watch, self.arithmetic():
+                cache.states_BSW = self._decoder.encoded(ids_BS, seen_BS)
+            self.without_compiled().extend(cache, context.tokens_BT[:, :1], num_logits=1)
         cache.drop_encoder_output()
         return cache
+
+    def _encode_by_program(self, cache: Seq2SeqCache, ids_BS: Tensor) -> bool:
+        """Encodes sources by the compiled program; returns whether there is one."""
+        compiled = compiled_executor(self, cache, ids_BS.shape[1])
+        if compiled is None:
+            return False
+        if self._layouts is None:
+            example = self.example_cache()
+            assert isinstance(example, Seq2SeqCache)
+            self._layouts = layout_of(example), layout_of(example.cross)
+        own, cross = self._layouts
+        if own is None or cross is None:
+            return False
+        cache.reserve_all(own, cross)
+        with self.watch:
+            return compiled.read_sources(cache, ids_BS)
 
 
 def check_kinds(target: HFModel, draft: HFModel) -> None:

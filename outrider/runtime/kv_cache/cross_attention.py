@@ -1,7 +1,8 @@
 """The cache of an encoder-decoder: the decoder's own tokens, and the encoded source.
 
-A row's source is encoded once. The decoder's first forward pass turns the encoder's output into
-each layer's cross-attention keys and values. They never change afterwards, and are padded to the
+A row's source is encoded once, and the encoder's output turned into each layer's cross-attention
+keys and values: by the decoder's first forward pass, or where the model is compiled by the
+encoder's program. They never change afterwards, and are padded to the
 longest source. Only the decoder's self-attention is rolled back; that part is an ordinary KV cache.
 
 The KV buffers of sources store numbers as the model computes them, whatever the other KV buffers
@@ -21,7 +22,7 @@ from outrider.core.context import Context
 from outrider.core.lengths import Lengths
 from outrider.runtime.attention_metadata import padding_mask
 from outrider.runtime.kv_cache.cache import PLAIN, KVCache
-from outrider.runtime.kv_cache.storage import KVCachePlan
+from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class CrossAttentionCache(KVCache):
         self._sources = Lengths.of(lengths, context.device)
 
     def append_sources(self) -> None:
-        """Keeps the sources, which the decoder's first forward pass has written in all layers."""
+        """Keeps the sources, which have been written in all layers."""
         self.append(self._sources)
         self._show()
 
@@ -78,18 +79,17 @@ class Seq2SeqCache(KVCache):
     """The KV cache of the decoder's own tokens, with the sources beside it.
 
     Args:
-        context: the batch; its ``sources`` have been encoded.
+        context: the batch, which has ``sources``.
         num_layers: layers of the decoder.
         limit: most slots per row for the decoder's own tokens.
-        states_BSW: the encoder's output.
         dtype: of masks.
         plan: how the decoder's own KV buffers store numbers, and how much memory all KV buffers
             may take.
 
     Attributes:
         cross: keys and values of the sources.
-        states_BSW: the encoder's output until the decoder's first forward pass has read it;
-            afterwards a tensor of width 0, since the model still asks for its shape.
+        states_BSW: the encoder's output while the decoder's first forward pass is to read it; else
+            a tensor of width 0, since the model still asks for its shape.
         mask_B11S: which slots hold the row's source.
     """
 
@@ -98,7 +98,6 @@ class Seq2SeqCache(KVCache):
         context: Context,
         num_layers: int,
         limit: int,
-        states_BSW: Tensor,
         dtype: torch.dtype,
         plan: KVCachePlan = PLAIN,
     ) -> None:
@@ -106,11 +105,11 @@ class Seq2SeqCache(KVCache):
         assert context.sources is not None
         lengths = [len(source) for source in context.sources]
         self.cross = CrossAttentionCache(context, num_layers, lengths, plan)
-        self.states_BSW = states_BSW
         self._dtype = dtype
         self._all_in_use: tuple[list[Tensor], list[Tensor]] | None = None
-        length_B = torch.tensor(lengths, device=states_BSW.device)
-        self.mask_B11S = padding_mask(length_B, states_BSW.shape[1], dtype)
+        length_B, span = torch.tensor(lengths, device=context.device), max(lengths)
+        self.mask_B11S = padding_mask(length_B, span, dtype)
+        self.states_BSW = self.mask_B11S.new_empty(context.num_rows, span, 0)
 
     @property
     def both(self) -> EncoderDecoderCache:
@@ -128,8 +127,19 @@ class Seq2SeqCache(KVCache):
             self._all_in_use = own, [*keys, *values, self.mask_B11S]
         return self._all_in_use[1]
 
+    def reserve_all(self, own: KVLayout, cross: KVLayout) -> None:
+        """Allocates the KV buffers of the sources and of the decoder's first token, which a
+        compiled program cannot do itself.
+
+        Args:
+            own: the shapes of the decoder's own KV buffers.
+            cross: those of cross-attention.
+        """
+        self.reserve(self.num_rows, 1, own)
+        self.cross.reserve(self.num_rows, self.mask_B11S.shape[3], cross)
+
     def drop_encoder_output(self) -> None:
-        """Forgets the encoder's output, once a forward pass has turned it into keys and values."""
+        """Forgets the encoder's output, once it has been turned into keys and values."""
         self.cross.append_sources()
         self._rows_changed()
 
