@@ -1,7 +1,7 @@
 """Fills the governor's tables before the first request.
 
 A few real rounds are run on made-up prompts, for greedy and for sampled rows: with 1, 2, 4, … rows
-and five draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
+and six draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
 the rounds of requests correct it. A drafter without models and heads is replaced by one whose
 drafts always have full length, because it would find little to copy in such texts.
 
@@ -45,7 +45,7 @@ from outrider.sampling import Sampling
 SECONDS = 1.5
 """Time after which no further number of rows is measured."""
 
-_LENGTHS = (0, 1, 3, 5)  # and the longest
+_LENGTHS = (0, 1, 2, 3, 5)  # and the longest
 _REPEATS = 4  # of each length, in a row; the first is not timed, since its weights are not cached
 _LARGEST = 32  # rows
 _GROWTH = 1.5  # of the time to measure, where the number of rows doubles

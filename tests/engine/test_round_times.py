@@ -73,7 +73,7 @@ def test_all_cells_are_filled(method: str, draft: Any) -> None:
     engine = governed(method, draft)
     measure_round_times(engine, seconds=ENOUGH)
     assert engine.governor is not None
-    lengths = {0, 1, 3, 5, engine.governor.sources.lengths[-1]}
+    lengths = {0, 1, 2, 3, 5, engine.governor.sources.lengths[-1]}
     wanted = {(rows, length) for rows in (1, 2, 4) for length in lengths}
     for source in range(len(engine.governor.sources.names)):
         assert cells(engine, True, source) == cells(engine, False, source) == wanted
