@@ -132,7 +132,8 @@ class FusedModelDrafter(ModelDrafter):
         """As :meth:`_chain`, by the longest programs that fit, one after the other, or by one per
         token where the draft may stop; None if there are none after all."""
         parameters, u_BD = draft_numbers(context, rng, γ)
-        tokens, rows = [context.root_B], []
+        tokens: list[Tensor] = [context.root_B]
+        rows: list[Tensor] = []
         lengths = [1] if going is not None else sorted(self._lengths, reverse=True)
         while (i := len(rows)) < γ:
             done = None
