@@ -222,9 +222,8 @@ class Governor:
         """
         costs, most = self.costs(greedy, source), lengths[-1]
         odds = {each: self.rates(each, source).odds(most) for each in {r.kind for r in rows}}
-        now = None if source == 0 and self.sources.lags else self.now
         survivals = [
-            row.of(source).survival(odds[row.kind][:limit], now)
+            row.of(source).survival(odds[row.kind][:limit], self.now)
             for row, limit in zip(rows, limits, strict=True)
         ]
         late = costs.catch_up(len(rows), self.behind(source, rows))
