@@ -170,7 +170,7 @@ def test_where_nothing_is_accepted_changes_are_no_reason_to_look() -> None:
     useless(governor)
     row = Greedy(governor)
     asked = row.run(400, lambda number: number % 3 if number // 30 % 2 else number)
-    assert sum(each.reviews for each in asked) <= 2
+    assert sum(each.reviews for each in asked) <= 4  # where 13 changes fall
 
 
 def test_rows_that_repeat_themselves_have_estimates_of_their_own() -> None:

@@ -157,15 +157,15 @@ MACHINES = {
     ("machine", "rows"), [*itertools.product(MACHINES, [1]), ("cold caches", 4)]
 )
 def test_a_draft_that_becomes_good_is_found_within_20_rounds(machine: str, rows: int) -> None:
-    """In 7 of 8 runs, on machines whose draft step takes a tenth of a target pass."""
+    """In 13 of 16 runs, on machines whose draft step takes a tenth of a target pass."""
     late = 0
-    for seed in range(8):
+    for seed in range(16):
         simulation = Simulation(MACHINES[machine], rows, seed, can_review=True)
         simulation.run(200, constant(0.02))
         simulation.run(20, constant(0.85))
         lengths = simulation.run(10, constant(0.85)).lengths()
         late += sum(length > 0 for length in lengths) < 8
-    assert late <= 1
+    assert late <= 3
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_reviews_of_a_useless_draft_take_little(machine: str, rows: int) -> None
     assert sum(each.reviews for each in run.asked) > 10
 
 
-def test_nothing_is_reviewed_where_reading_takes_too_long() -> None:
+def test_reviews_are_seldom_where_reading_takes_long() -> None:
     """Each token that the draft model reads takes twice its step: a batch that computation bounds.
-    The longer a review waits, the more it has to read, so that no pause makes it affordable."""
+    However long a review waits, it reads no more than a few tokens, so that there is a look."""
     simulation = Simulation(MACHINES["in between"], 64, seed=2, can_review=True)
     simulation.run(200, constant(0.02))
     run = simulation.run(1500, constant(0.02))
     plain = MACHINES["in between"].goodput(64, 0, constant(0.02))
     assert 1 - run.goodput / plain < REVIEW_SHARE
-    assert not any(each.reviews for each in run.asked)
+    assert 1 <= sum(each.reviews for each in run.asked) <= 6
 
 
 def test_many_labels_weigh_like_some_rounds() -> None:
