@@ -226,6 +226,14 @@ def test_drafts_that_lose_by_the_clock_are_followed_by_ever_longer_pauses() -> N
     assert not balance.forbids(now, rows)
 
 
+def test_the_balance_tells_what_drafts_gained() -> None:
+    """Once for every eight rounds."""
+    balance, rows = Balance(), [RowMemory(True)]
+    balance.plain_rate = 1.0
+    gains = [balance.add(now, Asked(0, 2, [2]), rows, tokens=3, seconds=2.0) for now in range(16)]
+    assert gains == [0.0] * 7 + [8.0] + [0.0] * 7 + [8.0]
+
+
 def test_drafts_that_gain_are_followed_by_no_pause() -> None:
     balance, rows = Balance(), [RowMemory(True)]
     balance.plain_rate = 1.0

@@ -7,7 +7,7 @@ again. A head reads the committed tokens all the same, because the target's hidd
 kept. Four rules keep the choice calm and cheap:
 
     hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
-    catching up  what a draft model that fell behind must read first is spread over 16 rounds
+    catching up  what a draft model that fell behind must read first is spread over 32 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first. Some go on (``probes.py``)
     reviews      where it can, a draft model that catches up is compared with what the target has
@@ -21,7 +21,7 @@ kept. Four rules keep the choice calm and cheap:
     balance      where reviews are possible, eight rounds that drafted and together were slower than
                  rounds without drafts are followed by 16 without, or until a review, and by twice
                  as many each time that it happens again, up to 128. Acceptance and times may be
-                 overestimated; the clock sees both
+                 overestimated; the clock sees both. Rounds that gained earn reviews
 """
 
 from collections.abc import Sequence

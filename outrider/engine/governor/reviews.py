@@ -14,11 +14,11 @@ lacks more than ``REVIEW_WIDTH`` tokens, it reads the newest ones alone and lack
 a look must not become dearer by waiting for it, else there is none.
 
 Reviews look at committed tokens alone and choose for later rounds, so they bias no output. They
-may take 1 % of the time (``Governor.review_credit``). Where half of the rows have begun or
-ceased to repeat themselves, a review is due as soon as the credit pays for half of it, unless such
-rows accept next to nothing, or would gain little by accepting everything. Otherwise some credit is
-left for such a moment, and reviews that take longer than a round are seldom: at their price, no
-schedule finds a change soon.
+may take 1 % of the time, and 5 % of what drafts have saved (``Governor.review_credit``). Where half
+of the rows have begun or ceased to repeat themselves, a review is due as soon as the credit pays
+for half of it, unless such rows accept next to nothing, or would gain little by accepting
+everything. Otherwise some credit is left for such a moment, and reviews that take longer than a
+round are seldom: at their price, no schedule finds a change soon.
 """
 
 from collections.abc import Sequence
