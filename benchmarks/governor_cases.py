@@ -1,9 +1,10 @@
 """The prompts and the drafts that ``benchmarks.governor`` compares."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider import Engine
 
@@ -39,12 +40,21 @@ def prompts_of(text: str, rows: int, num_tokens: int) -> list[Any]:
 def add_noise(module: nn.Module, noise: float) -> None:
     """Adds normal noise to each matrix, relative to its standard deviation. Changes the weights in
     place, where compiled programs read them."""
-    generator = torch.Generator().manual_seed(1)
+    changed = noisy(dict(module.named_parameters()), noise)
     with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1 and noise:
-                draws = torch.randn(weight.shape, generator=generator).to(weight)
-                weight.add_(noise * weight.float().std().to(weight) * draws)
+        for name, weight in module.named_parameters():
+            weight.copy_(changed[name])
+
+
+def noisy(weights: Mapping[str, Tensor], noise: float) -> dict[str, Tensor]:
+    """Weights with normal noise in each matrix, relative to its standard deviation."""
+    generator = torch.Generator().manual_seed(1)
+    changed = dict(weights)
+    for name, weight in weights.items():
+        if weight.ndim > 1 and weight.is_floating_point() and noise:
+            draws = torch.randn(weight.shape, generator=generator).to(weight)
+            changed[name] = weight.detach() + noise * weight.float().std().to(weight) * draws
+    return changed
 
 
 def drafting_module(engine: Engine) -> nn.Module:

@@ -1,8 +1,8 @@
 """How many rounds the governor takes to follow a change: the step responses of
 ``benchmarks.governor``.
 
-The draft's weights become useless and good again while a row is decoded, greedily and at
-temperature 0.8, several times; and a batch grows from 2 rows to the largest and shrinks again.
+The draft's weights are exchanged for useless ones, and back, while a row is decoded, greedily and
+at temperature 0.8, several times; and a batch grows from 2 rows to the largest and shrinks again.
 """
 
 import argparse
@@ -11,11 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from benchmarks.governor_cases import NOISE, add_noise, drafting_module, prompts_of
+from benchmarks.governor_cases import NOISE, drafting_module, noisy, prompts_of
 from outrider import Engine, Sampling
 from outrider.engine import Row, Scheduler
+from outrider.runtime.weights import plain_weights, staged
 
 WITHIN = 20
 """Rounds within which the governor is to follow."""
@@ -28,7 +27,7 @@ def steps(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     """Mean draft lengths by round, and the rounds until each change was followed.
 
     Args:
-        engine: a governed one; its draft is a copy of its own.
+        engine: a governed one, which nobody else uses.
         options: the rounds between two changes, the repeats, and the batch sizes.
     """
     rounds: int = options.step_rounds
@@ -65,7 +64,8 @@ def _rounds(delays: Sequence[int | None]) -> str:
 
 def _draft_steps(engine: Engine, rounds: int, temperature: float, seed: int) -> list[float]:
     module = drafting_module(engine)
-    kept = [weight.clone() for weight in module.parameters()]
+    weights = plain_weights(module)
+    good, useless = staged(module, weights), staged(module, noisy(weights, NOISE["useless"]))
     sampling = Sampling(
         temperature=temperature, max_new_tokens=64 * rounds, ignore_eos=True, seed=seed
     )
@@ -74,11 +74,9 @@ def _draft_steps(engine: Engine, rounds: int, temperature: float, seed: int) -> 
         scheduler.add(engine.request(prompt, sampling))
     asked = Asked()
     found = asked.lengths(scheduler, rounds)
-    add_noise(module, NOISE["useless"])
+    useless.write()
     found += asked.lengths(scheduler, rounds)
-    with torch.no_grad():
-        for weight, old in zip(module.parameters(), kept, strict=True):
-            weight.copy_(old)
+    good.write()
     return found + asked.lengths(scheduler, rounds)
 
 

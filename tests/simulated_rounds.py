@@ -43,9 +43,9 @@ class Machine:
         caught_up = self.step * self.per_token * rows * max(0, behind - 2)
         return step * length + caught_up if length else 0.0
 
-    def review(self, rows: int, behind: int) -> float:
-        """Seconds in which the draft model reads the committed tokens that it lacks."""
-        return self.step * (1 + self.cold + self.per_token * rows * behind)
+    def review(self, rows: int, num_tokens: int) -> float:
+        """Seconds in which the draft model reads so many committed tokens of each row."""
+        return self.step * (1 + self.cold + self.per_token * rows * num_tokens)
 
     def round(self, rows: int, length: int, behind: int = 0) -> float:
         """Seconds of a round."""
@@ -138,7 +138,7 @@ class Simulation:
     def _drafting(self, asked: Asked, num: int) -> float:
         """Seconds of the draft model in a round."""
         if asked.reviews:
-            return self._machine.review(num, asked.behind)
+            return self._machine.review(num, asked.num_read)
         cold = 0.0 if self._drafted or not asked.length else self._machine.cold
         return cold * self._machine.step + self._machine.draft(num, asked.length, asked.behind)
 

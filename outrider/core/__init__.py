@@ -15,6 +15,7 @@ from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences, to_device
 from outrider.core.match import candidates_equal, match, match_picks
 from outrider.core.protocols import (
+    REVIEW_WIDTH,
     Budget,
     CanRollBack,
     ChecksDrafts,
@@ -68,6 +69,7 @@ from outrider.core.walk import (
 __all__ = [
     "LOSSLESS",
     "NUM_PER_ROLE",
+    "REVIEW_WIDTH",
     "Acceptance",
     "Bound",
     "Budget",

@@ -179,19 +179,25 @@ class ReadsHiddenStates(Protocol):
         """
 
 
+REVIEW_WIDTH = 24
+"""Most tokens of each row that a model reads in a review which leaves its state alone."""
+
+
 @runtime_checkable
 class ReviewsTokens(Protocol):
     """A drafter whose model can be compared with tokens that the target emitted without a draft. It
     declares ``Capabilities.reviews``."""
 
-    def review(self, state: Any, context: Context, num_tokens: int) -> Tensor | None:
+    def review(self, state: Any | None, context: Context, num_tokens: int) -> Tensor | None:
         """How probable the model finds the newest tokens of each row: q_i(x_i) of the last
         ``num_tokens`` committed ones, (B, K), under the rows' sampling parameters; at temperature 0
-        whether x_i is its argmax. The model reads what it lacks ahead of the root. Mutates the
-        state. None, and nothing is read, where it cannot be told.
+        whether x_i is its argmax. The model reads what it lacks ahead of the root, and the state is
+        mutated. Without a state it reads the ``REVIEW_WIDTH`` newest tokens alone, which takes as
+        long however much it lacks; what it makes of them is then an estimate. None, and nothing is
+        read, where it cannot be told.
 
         Args:
-            state: the drafter's, of rows that have not drafted for so many tokens.
+            state: the drafter's, of rows that have not drafted for so many tokens; or None.
             context: the running batch.
             num_tokens: K, at least 1 and less than the tokens of any row.
         """

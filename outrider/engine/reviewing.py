@@ -62,13 +62,14 @@ class Unreviewed:
         else:
             self._probs.append(round_.p_BNV[:, 0].gather(1, round_.emitted_BK[:, :1]))
 
-    def review(self, state: Any, context: Context) -> Tensor | None:
+    def review(self, state: Any | None, context: Context) -> Tensor | None:
         """The labels of these tokens, (B, K): the probability that each would have been accepted as
-        a drafted one, estimated from this token. The draft model reads what it lacks. None where
-        it cannot tell; it is then not asked again before the batch has other rows.
+        a drafted one, estimated from this token. None where the draft model cannot tell; it is
+        then not asked again before the batch has other rows.
 
         Args:
-            state: the drafter's; mutated.
+            state: the drafter's, which then reads what it lacks; None where it reads the newest
+                tokens alone.
             context: the running batch.
         """
         assert self._drafter is not None

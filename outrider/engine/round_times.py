@@ -1,12 +1,15 @@
 """Fills the governor's tables before the first request.
 
 A few real rounds are run on made-up prompts, for greedy and for sampled rows: with 1, 2, 4, … rows
-and five draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
+and six draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
 the rounds of requests correct it. A drafter without models and heads is replaced by one whose
 drafts always have full length, because it would find little to copy in such texts.
 
-On a processor that other work keeps busy, times say nothing of the next request: what was measured
-while the process waited for its turn is dropped, and the governor learns from real rounds.
+Whatever delays some rounds in a row is seldom there twice, so all lengths are measured twice, and
+of each the faster measurement counts: a length that looked slow would not be tried, and nothing
+would correct it. On a processor that other work keeps busy, times say nothing of the next request:
+what was measured while the process waited for its turn is dropped, and the governor learns from
+real rounds. A review of the draft model is measured, too, for the same reason.
 
 Measuring takes about a second once; larger batches that do not fit are measured while they run. The
 times are kept in the cache folder (``governor/saved_times.py``).
@@ -21,19 +24,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Capabilities, Context, Draft, Drafter, Stream
+from outrider.core import REVIEW_WIDTH, Budget, Capabilities, Context, Draft, Drafter, Stream
 from outrider.core.errors import OutriderError
 from outrider.drafters.chain.none import NoDraft, NoState
 from outrider.engine.engine import Engine
 from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.saved_times import (
+    ReviewTime,
     RoundTime,
     fingerprint,
     read_times,
@@ -45,8 +49,9 @@ from outrider.sampling import Sampling
 SECONDS = 1.5
 """Time after which no further number of rows is measured."""
 
-_LENGTHS = (0, 1, 3, 5)  # and the longest
-_REPEATS = 4  # of each length, in a row; the first is not timed, since its weights are not cached
+_LENGTHS = (0, 1, 2, 3, 5)  # and the longest
+_SWEEPS = 2  # over all lengths; of each length the faster one counts
+_REPEATS = 3  # of each length, in a row; the first is not timed, since its weights are not cached
 _LARGEST = 32  # rows
 _GROWTH = 1.5  # of the time to measure, where the number of rows doubles
 _PROMPT = 16  # tokens
@@ -87,17 +92,20 @@ def measure_round_times(
             break
         if report is not None:
             report("measuring the time of rounds, once", number / len(missing))
-        found: list[RoundTime] = []
+        found, reviews = list[RoundTime](), list[ReviewTime]()
         with suppress(OutriderError):  # the rows do not fit into memory, say
             for greedy in (True, False):
-                found += _measured(engine, size, greedy)
+                of_rounds, of_reviews = _measured(engine, size, greedy)
+                found += of_rounds
+                reviews += of_reviews
         last = clock() - began
         if engine.target.device.type == "cpu" and processor_seconds() - ran < _BUSY * last:
             continue
         times.rounds += found
+        times.reviews += reviews
         times.sizes.append(size)
         write_times(key, times)
-    governor.assume(times.rounds)
+    governor.assume(times.rounds, times.reviews)
 
 
 def _sizes(most: int) -> list[int]:
@@ -133,12 +141,14 @@ def _drafter(engine: Engine) -> Drafter[Any]:
 
 
 @torch.inference_mode()
-def _measured(engine: Engine, size: int, greedy: bool) -> list[RoundTime]:
-    """The median times of rounds of so many rows."""
+def _measured(engine: Engine, size: int, greedy: bool) -> tuple[list[RoundTime], list[ReviewTime]]:
+    """The times of rounds of so many rows, and of a review."""
     assert engine.governor is not None
     choices = engine.governor.sources.lengths
     lengths = sorted({*(each for each in _LENGTHS if each in choices), choices[-1]}, reverse=True)
-    script = Script([length for length in lengths for _ in range(_REPEATS)])
+    able = engine.drafter.capabilities
+    reviews = _REPEATS if able.reviews and able.starts_late else 0
+    script = Script([length for length in lengths for _ in range(_REPEATS)] * _SWEEPS, reviews)
     batch = RunningBatch(
         engine.target,
         _drafter(engine),
@@ -151,18 +161,31 @@ def _measured(engine: Engine, size: int, greedy: bool) -> list[RoundTime]:
     length = min(_PROMPT, engine.prompt_limit)
     room = engine.limit - length
     if room < 2:
-        return []
+        return [], []
     sampling = Sampling(temperature=0.0 if greedy else 1.0, max_new_tokens=room, ignore_eos=True)
     prompts = [_prompt(engine, length, row) for row in range(size)]
     batch.admit([engine.row(engine.request(each, sampling)) for each in prompts])
     while script.left and not any(row.over for row in batch.rows):
         batch.step()
     batch.close()
-    return [
-        RoundTime(greedy, size, asked, *map(median, zip(*found[1:], strict=True)))
+    rounds = [
+        RoundTime(greedy, size, asked, *_undisturbed(found))
         for asked, found in script.found.items()
         if len(found) > 1
     ]
+    return rounds, [ReviewTime(greedy, size, min(script.reviews))] if script.reviews else []
+
+
+def _undisturbed(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The seconds of drafting and of the whole round, of the faster one of the sweeps.
+
+    Args:
+        found: those of at least two rounds, sweep by sweep.
+    """
+    sweeps = [found[first : first + _REPEATS] for first in range(0, len(found), _REPEATS)]
+    means = [tuple(map(mean, zip(*each[1:], strict=True))) for each in sweeps if len(each) > 1]
+    draft, total = min(means, key=lambda seconds: seconds[1])
+    return draft, total
 
 
 def _prompt(engine: Engine, length: int, row: int) -> list[int]:
@@ -175,21 +198,27 @@ class Script:
 
     Args:
         lengths: the lengths.
+        num_reviews: rounds after them that draft nothing and review the draft model.
 
     Attributes:
-        left: the lengths to come.
+        left: the lengths to come, of reviews 0.
         found: by length, the seconds of drafting and of the whole round.
+        reviews: seconds of the draft model in reviews.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.left = list(lengths)
+    def __init__(self, lengths: Sequence[int], num_reviews: int = 0) -> None:
+        self.left = [*lengths, *[0, 0] * num_reviews]
         self.found: dict[int, list[tuple[float, float]]] = {}
+        self.reviews: list[float] = []
+        self._num_reviews = num_reviews
 
     def ask(
         self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
     ) -> Asked:
-        """The next length."""
+        """The next length. A review follows a round without a draft, which it looks at."""
         length = min(self.left.pop(0), max(limits))
+        if reviewable and len(self.left) < 2 * self._num_reviews and not len(self.left) % 2:
+            return Asked(0, 0, [0] * len(limits), behind=REVIEW_WIDTH + 1, reviews=True)
         return Asked(0, length, [min(length, limit) for limit in limits])
 
     def reads_prompts(
@@ -211,7 +240,9 @@ class Script:
         reviewed: Sequence[Sequence[float]] = (),
     ) -> None:
         """Notes the times of a round, unless some row had no room for the whole draft."""
-        if min(asked.lengths) == asked.length:
+        if reviewed:
+            self.reviews.append(draft)
+        elif min(asked.lengths) == asked.length:
             self.found.setdefault(asked.length, []).append((draft, total))
 
 

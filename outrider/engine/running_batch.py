@@ -183,10 +183,11 @@ class RunningBatch:
         asked = labels_BK = None
         if governor is not None and unreviewed is not None:
             asked = governor.ask(self._memories, limits, greedy, unreviewed.num)
-            if not self._has_started and (asked.length or asked.reviews or self._forced):
+            if not self._has_started and (asked.catches_up or self._forced):
                 self._state, self._has_started = self._late_state(self._context), True
             if asked.reviews:
-                labels_BK = unreviewed.review(self._state, self._context)
+                state = self._state if asked.catches_up else None
+                labels_BK = unreviewed.review(state, self._context)
             if self._forced is not None:
                 self._forced.limits = limits
         round_ = run_round(

@@ -17,7 +17,7 @@ from outrider.core import Verifier
 from outrider.engine.engine import Engine
 from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
-from outrider.runtime.executors.prepare import stages
+from outrider.runtime.executors.prepare import draft_stages, stages
 from outrider.runtime.executors.verification_program import DraftKind
 
 Report = Callable[[str, float | None], None]
@@ -109,8 +109,9 @@ def make(stage: Stage, missing: Missing) -> bool:
 
 
 def programs_of(engine: Engine) -> list[Stage]:
-    """The programs that an engine needs, the most important ones first."""
-    found = [*_passes(engine), *_rules(engine)]
+    """The programs that an engine needs, the most important ones first. Drafts of further lengths,
+    which can be made by the first one, come last."""
+    found = [*_passes(engine), *_rules(engine), *_further_drafts(engine)]
     return [stage._replace(number=number) for number, stage in enumerate(found)]
 
 
@@ -125,12 +126,20 @@ def _seal(engine: Engine, sealed: bool) -> None:
 def _passes(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
     plan = cast("DraftPlan | None", able.fused_tree)
-    own = [(model, able.fused_lengths, able.runs_trees, plan) for model in able.models]
+    own = [(model, able.fused_lengths[:1], able.runs_trees, plan) for model in able.models]
     for model, drafts, trees, fused in [(engine.target, (), able.drafts_trees, None), *own]:
         num_forwards = len(stages(model, trees=trees))
         for number, (what, make) in enumerate(stages(model, drafts, trees=trees, plan=fused)):
             exact = number < num_forwards and model.exact  # heads have no pass of their own
             yield Stage(f"{what} of {model.name}", make, exact)
+
+
+def _further_drafts(engine: Engine) -> Iterator[Stage]:
+    able = engine.drafter.capabilities
+    for model in able.models:
+        for length in able.fused_lengths[1:]:
+            for what, make in draft_stages(model, length):
+                yield Stage(f"{what} of {model.name}", make, exact=False)
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:

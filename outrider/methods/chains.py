@@ -21,6 +21,10 @@ from outrider.verifiers import (
     Typical,
 )
 
+LONGER = 2, 3, 5
+"""Lengths of governed drafts that have programs of their own, besides 1: those up to 8 that have
+none take two."""
+
 
 def _no_draft(parts: Parts) -> NoDraft:
     return NoDraft()
@@ -29,8 +33,14 @@ def _no_draft(parts: Parts) -> NoDraft:
 def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
+    longer = LONGER if parts.governed and parts.stop is None else ()
     return FusedModelDrafter(
-        draft, num_tokens, parts.stop, num_fused=num_fused, keep_logits=keep_logits
+        draft,
+        num_tokens,
+        parts.stop,
+        num_fused=num_fused,
+        longer=longer,
+        keep_logits=keep_logits,
     )
 
 

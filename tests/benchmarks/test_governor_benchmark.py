@@ -29,14 +29,21 @@ def test_the_governor_is_compared_with_the_best_of_the_others(
     row = governor.measure(engines, ragged_prompts([4, 5]), greedy(8), seconds=0)
     assert row["over_plain"] == pytest.approx([1.41] * 3)
     assert row["over_best"] == pytest.approx([0.94] * 3)
-    assert [len(turns) for turns in row["speeds"].values()] == [3] * 4
+    assert [len(turns) for turns in row["speeds"].values()] == [4] * 4
     about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}}
     about |= {"command": "c", "tokens": 8}
     page = governor.markdown({"about": about, "cells": {"good, 0, code, 2": row}})
     ends = "1.410 to 1.410 | 5 | **0.940** | 0.940 to 0.940 |"
-    assert f"| good | 0 | code | 2 | 3 | 100 | 141 | 1.410 | {ends}" in page
+    assert f"| good | 0 | code | 2 | 4 | 100 | 141 | 1.410 | {ends}" in page
     assert "plain decoding: 1 of 1 cells at 0.97 or more, 0 clearly below; the lowest 1.410" in page
     assert "pays: 0 of 1 cells at 0.95 or more, 1 clearly below; the lowest 0.940" in page
+
+
+def test_the_best_of_a_turn_is_chosen_by_the_other_half() -> None:
+    """Each of two equal engines is lucky in one half."""
+    lucky, unlucky = [3.0, 2.0, 3.0, 2.0], [2.0, 3.0, 2.0, 3.0]
+    assert governor.best_elsewhere([lucky, unlucky]) == [2.0, 2.0, 2.0, 2.0]
+    assert governor.best_elsewhere([lucky[:3], [4.0, 5.0, 4.0]]) == [4.0, 5.0, 4.0]
 
 
 def test_ratios_are_of_numbers_of_the_same_turn() -> None:

@@ -1,5 +1,6 @@
 """A fused draft equals the draft made step by step, and outputs are the same."""
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -8,23 +9,41 @@ import torch
 from interpreted_graphs import interpreted
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
-from outrider import Sampling
+from outrider import Engine, Sampling
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import CompiledExecutor
-from outrider.runtime.executors.fused_draft import ChainPlan
+from outrider.runtime.executors.fused_draft import ChainPlan, DraftPlan
+from outrider.runtime.kv_cache.cache import KVCache
 
 SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
 
 
 class Counted(CompiledExecutor):
-    """Counts the fused drafts."""
+    """Counts the fused drafts.
+
+    Attributes:
+        calls: how many were made.
+        lengths: of those that it makes; None makes all.
+        made: lengths of those that were made.
+    """
 
     calls = 0
+    lengths: Container[int] | None = None
 
-    def draft(self, *arguments: Any) -> Any:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.made: list[int] = []
+
+    def draft(
+        self, cache: KVCache, tokens_BN: torch.Tensor, plan: DraftPlan, *numbers: Any
+    ) -> list[torch.Tensor] | None:
+        assert isinstance(plan, ChainPlan)
+        if self.lengths is not None and plan.depth not in self.lengths:
+            return None
         self.calls += 1
-        return super().draft(*arguments)
+        self.made.append(plan.depth)
+        return super().draft(cache, tokens_BN, plan, *numbers)
 
 
 def drafting() -> tuple[HFModel, Counted]:
@@ -139,6 +158,52 @@ def test_drafts_of_varying_lengths_take_one_program_per_token(
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
     assert set(graph._drafts) == {ChainPlan(1)}
     assert graph.calls > 3
+
+
+def governed(draft: HFModel, length: int) -> Engine:
+    """An engine that may govern its draft lengths, and drafts this one."""
+    auto: Any = "auto"
+    engine = engine_of(tiny(), draft, γ=auto, max_batch_size=3)
+    assert engine.governor is not None
+    engine.governor.sources = replace(engine.governor.sources, fixed_length=length)
+    engine.governor.is_suspended = True
+    return engine
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        greedy(30),
+        replace(SAMPLED, top_p=0.9, max_new_tokens=30),
+        replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2, max_new_tokens=30),
+    ],
+    ids=["greedy", "p", "penalties"],
+)
+@pytest.mark.parametrize(
+    ("length", "programs"), [(1, [1]), (2, [2]), (3, [3]), (4, [3, 1]), (5, [5]), (8, [5, 3])]
+)
+def test_governed_drafts_are_put_together_from_few_programs(
+    length: int, programs: list[int], sampling: Sampling
+) -> None:
+    """In a ragged batch; the same tokens as step by step."""
+    prompts = ragged_prompts([9, 4, 14])
+    wanted = engine_of(tiny(), tiny(seed=1), γ=length, max_batch_size=3).generate(prompts, sampling)
+    draft, graph = drafting()
+    found = governed(draft, length).generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.stats.drafted == other.stats.drafted
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+    assert "".join(map(str, graph.made)).startswith(3 * "".join(map(str, programs)))
+
+
+def test_a_draft_whose_program_is_missing_is_put_together_from_shorter_ones() -> None:
+    draft, graph = drafting()
+    graph.lengths = {1, 2}
+    wanted = engine_of(tiny(), tiny(seed=1), γ=5).generate(ragged_prompts([9]), greedy(20))
+    found = governed(draft, 5).generate(ragged_prompts([9]), greedy(20))
+    assert token_ids(found) == token_ids(wanted)
+    assert graph.made[:6] == [2, 2, 1] * 2
 
 
 def test_a_last_draft_that_is_shorter_goes_step_by_step() -> None:

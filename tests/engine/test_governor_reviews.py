@@ -12,11 +12,14 @@ from simulated_rounds import Machine, Simulation, constant
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
-from outrider.engine.governor.acceptance import PositionRates, probability
+from outrider.core import REVIEW_WIDTH
+from outrider.engine.governor.acceptance import PositionRates, RowMemory, probability
+from outrider.engine.governor.allocation import Goodput
 from outrider.engine.governor.batch_governor import BatchGovernor
-from outrider.engine.governor.governor import REVIEW_SHARE
+from outrider.engine.governor.governor import GAIN_SHARE, REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.reviews import MOST_REVIEWED
+from outrider.engine.governor.sources import Sources
 
 TARGET = tiny(dtype=torch.float64, std=0.2)
 DRAFT = tiny(dtype=torch.float64, seed=0, std=0.19)
@@ -24,6 +27,7 @@ PROMPTS = ragged_prompts([9, 5, 1])  # a batch runs the longest first
 AUTO: Any = "auto"
 ROUNDS = 30
 REVIEWED_IN = (7, 10, 29)
+REVIEWS = (3, 8, 14, 40, 44)
 
 
 @dataclass
@@ -33,11 +37,13 @@ class Script:
     Attributes:
         lengths: by round, the draft length; 0 after the last.
         reviews: rounds that review.
+        behind: tokens that the draft model is said to lack in these rounds.
         labels: by such a round, the labels of each row.
     """
 
     lengths: Sequence[int] = ()
     reviews: Sequence[int] = REVIEWED_IN
+    behind: int = 0
     labels: dict[int, Any] = field(default_factory=dict)
     rounds: int = 0
 
@@ -49,7 +55,7 @@ class Script:
             length = min([*self.lengths, 0][min(number, len(self.lengths))], max(limits))
             reviews = number in self.reviews and reviewable > 0 and not length
             each = [min(length, limit) for limit in limits]
-            return Asked(0, length, each, reviews=reviews)
+            return Asked(0, length, each, behind=self.behind, reviews=reviews)
 
         def learn(governor: BatchGovernor, asked: Asked, *_: Any) -> None:
             if asked.reviews:
@@ -72,6 +78,7 @@ def distribution(model: Any, tokens: Sequence[int], sampling: Sampling) -> torch
     return logits_TV.softmax(-1)
 
 
+@pytest.mark.parametrize("behind", [0, REVIEW_WIDTH + 1])
 @pytest.mark.parametrize(
     "samplings",
     [
@@ -84,9 +91,10 @@ def distribution(model: Any, tokens: Sequence[int], sampling: Sampling) -> torch
     ],
 )
 def test_labels_are_the_acceptance_of_the_newest_tokens(
-    samplings: list[Sampling], monkeypatch: pytest.MonkeyPatch
+    samplings: list[Sampling], behind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Script().install(monkeypatch)
+    """Where the draft model lacks many tokens, of what it makes of the newest ones alone."""
+    script = Script(behind=behind).install(monkeypatch)
     engine = engine_of(TARGET, DRAFT, "speculative", AUTO)
     each = [replace(s, max_new_tokens=ROUNDS, ignore_eos=True) for s in samplings]
     results = engine.generate(PROMPTS, each)
@@ -96,8 +104,12 @@ def test_labels_are_the_acceptance_of_the_newest_tokens(
         num = min(number - before, MOST_REVIEWED)
         for prompt, result, sampling, found in zip(PROMPTS, results, each, labels, strict=True):
             tokens = [*prompt, *result.token_ids]
-            p_TV, q_TV = (distribution(model, tokens, sampling) for model in (TARGET, DRAFT))
             last = len(prompt) + number
+            width = min(REVIEW_WIDTH, min(map(len, PROMPTS)) + number - 1)
+            first = last - 1 - width if behind else 0
+            p_TV = distribution(TARGET, tokens, sampling)
+            q_TV = torch.zeros_like(p_TV)
+            q_TV[first:] = distribution(DRAFT, tokens[first:], sampling)
             ratios = [(q_TV / p_TV)[t - 1, tokens[t]].item() for t in range(last - num, last)]
             assert found == pytest.approx([min(1.0, ratio) for ratio in ratios], abs=1e-4)
         before = number
@@ -114,13 +126,13 @@ def test_reviews_change_no_output(
     lengths = [0] * 9 + [3, 2] + [0] * 30 + [4, 1, 0, 0, 2]
     sampling = Sampling(temperature=temperature, max_new_tokens=70, ignore_eos=True, seed=1)
     outputs = []
-    for reviews in ((), (3, 8, 14, 40, 44)):
-        script = Script(lengths, reviews).install(monkeypatch)
+    for reviews, behind in ((), 0), (REVIEWS, 0), (REVIEWS, REVIEW_WIDTH + 1):
+        script = Script(lengths, reviews, behind).install(monkeypatch)
         results = engine_of(TARGET, DRAFT, method, AUTO).generate(PROMPTS, sampling)
         outputs.append((token_ids(results), results.stats.accepted))
         assert all(script.labels.values())
         assert len(script.labels) == len(reviews)
-    assert outputs[0] == outputs[1]
+    assert outputs[0] == outputs[1] == outputs[2]
     assert outputs[0][1] > 0
 
 
@@ -157,15 +169,15 @@ MACHINES = {
     ("machine", "rows"), [*itertools.product(MACHINES, [1]), ("cold caches", 4)]
 )
 def test_a_draft_that_becomes_good_is_found_within_20_rounds(machine: str, rows: int) -> None:
-    """In 7 of 8 runs, on machines whose draft step takes a tenth of a target pass."""
+    """In 13 of 16 runs, on machines whose draft step takes a tenth of a target pass."""
     late = 0
-    for seed in range(8):
+    for seed in range(16):
         simulation = Simulation(MACHINES[machine], rows, seed, can_review=True)
         simulation.run(200, constant(0.02))
         simulation.run(20, constant(0.85))
         lengths = simulation.run(10, constant(0.85)).lengths()
         late += sum(length > 0 for length in lengths) < 8
-    assert late <= 1
+    assert late <= 3
 
 
 @pytest.mark.parametrize(
@@ -180,15 +192,34 @@ def test_reviews_of_a_useless_draft_take_little(machine: str, rows: int) -> None
     assert sum(each.reviews for each in run.asked) > 10
 
 
-def test_nothing_is_reviewed_where_reading_takes_too_long() -> None:
+def test_reviews_are_seldom_where_reading_takes_long() -> None:
     """Each token that the draft model reads takes twice its step: a batch that computation bounds.
-    The longer a review waits, the more it has to read, so that no pause makes it affordable."""
+    However long a review waits, it reads no more than a few tokens, so that there is a look."""
     simulation = Simulation(MACHINES["in between"], 64, seed=2, can_review=True)
     simulation.run(200, constant(0.02))
     run = simulation.run(1500, constant(0.02))
     plain = MACHINES["in between"].goodput(64, 0, constant(0.02))
     assert 1 - run.goodput / plain < REVIEW_SHARE
-    assert not any(each.reviews for each in run.asked)
+    assert 1 <= sum(each.reviews for each in run.asked) <= 6
+
+
+def test_a_draft_model_that_lacks_much_lacks_it_after_a_review() -> None:
+    """It has read the newest tokens alone; where it lacks few, it has read them all."""
+    for behind, left in ((REVIEW_WIDTH, 1), (REVIEW_WIDTH + 1, REVIEW_WIDTH + 2)):
+        batch, rows = BatchGovernor(Governor(Sources())), [RowMemory(True)]
+        rows[0].of(0).undrafted = behind
+        asked = Asked(0, 0, [0], believed=Goodput(1.0, 1.0), behind=behind, reviews=True)
+        batch.learn(asked, rows, [0], True, 0.5, 1.5, reviewed=[[1.0] * 8])
+        assert rows[0].of(0).undrafted == left
+
+
+def test_drafts_that_gain_pay_for_reviews() -> None:
+    governor = Governor(Sources())
+    governor.review_credit = 0.0
+    governor.earn_reviews(10.0)
+    assert governor.review_credit == pytest.approx(10 * GAIN_SHARE)
+    governor.earn_reviews(1000.0)
+    assert governor.review_credit < 10  # a bound on how much is saved up
 
 
 def test_many_labels_weigh_like_some_rounds() -> None:

@@ -1,5 +1,6 @@
 """Times of rounds from before the first request: measured once, kept, and used by the governor."""
 
+import itertools
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -10,16 +11,20 @@ import torch
 from tiny_models import engine_of, greedy, ragged_prompts, random_head, tiny, token_ids
 
 import outrider
+from outrider.core import REVIEW_WIDTH
 from outrider.drafters.heads.medusa import MedusaDrafter
 from outrider.engine import Engine, round_times
 from outrider.engine.governor.costs import RoundCosts
+from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.saved_times import (
+    ReviewTime,
     RoundTime,
     SavedTimes,
     fingerprint,
     read_times,
     write_times,
 )
+from outrider.engine.governor.sources import Sources
 from outrider.engine.round_times import _drafter, measure_round_times
 from outrider.engine.running_batch import RunningBatch
 
@@ -73,7 +78,7 @@ def test_all_cells_are_filled(method: str, draft: Any) -> None:
     engine = governed(method, draft)
     measure_round_times(engine, seconds=ENOUGH)
     assert engine.governor is not None
-    lengths = {0, 1, 3, 5, engine.governor.sources.lengths[-1]}
+    lengths = {0, 1, 2, 3, 5, engine.governor.sources.lengths[-1]}
     wanted = {(rows, length) for rows in (1, 2, 4) for length in lengths}
     for source in range(len(engine.governor.sources.names)):
         assert cells(engine, True, source) == cells(engine, False, source) == wanted
@@ -91,9 +96,43 @@ def test_the_first_rounds_after_a_prefill_draft(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(round_times.Script, "ask", noting)
     measure_round_times(governed(rows=1), seconds=ENOUGH)
-    greedy_rounds = asked[: len(asked) // 2]
-    assert greedy_rounds == sorted(greedy_rounds, reverse=True)
-    assert greedy_rounds[0] > 0 == greedy_rounds[-1]
+    num_reviewed = 2 * round_times._REPEATS  # each after a round without a draft
+    greedy_rounds = asked[: len(asked) // 2 - num_reviewed]
+    sweep = greedy_rounds[: len(greedy_rounds) // 2]
+    assert greedy_rounds == 2 * sweep
+    assert sweep == sorted(sweep, reverse=True)
+    assert sweep[0] > 0 == sweep[-1]
+
+
+def test_rounds_that_something_delayed_are_measured_again() -> None:
+    """All of a length in one sweep; the first round of each sweep does not count."""
+    delayed, usual = (0.5, 9.0), (0.1, 1.0)
+    sweep = [(0.4, 5.0), usual, usual]
+    assert round_times._undisturbed([delayed] * 3 + sweep) == usual
+    assert round_times._undisturbed(sweep + [delayed] * 3) == usual
+
+
+@pytest.mark.parametrize(("method", "draft"), [("speculative", DRAFT), ("prompt-lookup", None)])
+def test_a_review_is_measured_where_there_is_one(method: str, draft: Any, folder: Path) -> None:
+    engine = governed(method, draft, rows=2)
+    measure_round_times(engine, seconds=ENOUGH)
+    (file,) = folder.rglob("round_times/*.json")
+    found = read_times(file.stem).reviews
+    rows = {1, 2} if draft is not None else set()
+    wanted = set(itertools.product((True, False), rows))
+    assert {(each.greedy, each.rows) for each in found} == wanted
+    assert all(each.seconds > 0 for each in found)
+
+
+def test_what_reading_takes_is_known_from_reviews() -> None:
+    """Whatever a draft step of many rows takes."""
+    governor = Governor(Sources())
+    times = [RoundTime(True, rows, n, 0.1 * rows * n, 1.0) for rows in (1, 8) for n in (0, 1)]
+    governor.assume(times)
+    assumed = governor.costs(True, 0).catch_up(1, REVIEW_WIDTH)
+    governor.assume(times, [ReviewTime(True, 1, 0.2), ReviewTime(True, 8, 0.9)])
+    governor.costs(True, 0).now += 64
+    assert governor.costs(True, 0).catch_up(1, REVIEW_WIDTH) < assumed / 2
 
 
 def test_times_of_a_busy_machine_are_not_kept(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock, Thread
+from weakref import ref
 
 import pytest
 import torch
@@ -75,6 +76,34 @@ def test_is_compiled_once_and_reads_each_modules_own_weights(
     assert torch.equal(theirs([x_N4])[0], foreign([x_N4])[0])
     assert lets_others_run(foreign)
     assert not lets_others_run(lambda inputs: [2 * len(inputs)])  # type: ignore[list-item]
+
+
+_HELD: list[Program] = []
+
+
+class Forgetful(nn.Module):
+    """Drops the last reference to a program while it is traced, as garbage collection may."""
+
+    def forward(self, x_N4: Tensor) -> tuple[Tensor]:
+        _HELD.clear()
+        return (x_N4 + 1,)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_program_that_is_freed_during_tracing_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call recorded in another program would free the address again whenever that one runs."""
+    build.load_kernels()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    module = Affine()
+    _HELD.append(compiled_program(module, tracer(module, []), own=True))
+    held = ref(_HELD[0])
+    traced = tracer(Forgetful(), [])()
+    assert held() is None
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [torch.ops.aten.add.Tensor]
 
 
 def lets_others_run(program: Program) -> bool:

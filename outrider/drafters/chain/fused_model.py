@@ -4,13 +4,15 @@ The chain is the one that :class:`ModelDrafter` drafts step by step from the sam
 to rounding. A row that lacks fewer tokens than another is fed its last ones again, which rewrites
 what its cache holds already.
 
-Drafts whose lengths vary, or which stop early, take one program per token: the forward pass, the
-distribution and the draw. Drafts of another length than the program's, and those under processors
-or forced tokens, are drafted step by step.
+Drafts which stop early take one program per token: the forward pass, the distribution and the draw.
+Where lengths vary, there may be programs of several lengths besides, and a draft of another length
+is put together from the longest of them. Under processors or forced tokens, and where the only
+program has another length, drafts are drafted step by step.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import ref
 
@@ -31,6 +33,8 @@ class FusedModelDrafter(ModelDrafter):
         model, num_tokens, stop, keep_logits: as for :class:`ModelDrafter`.
         num_fused: length of the drafts that one compiled program makes: γ, or 1 for one program per
             token, which a drafter with a stop needs; 0 if none does.
+        longer: lengths of further programs, ascending, where ``num_fused`` is 1 and nothing stops
+            the drafts.
 
     Raises:
         InvalidParameterError: a confidence outside [0, 1].
@@ -45,15 +49,17 @@ class FusedModelDrafter(ModelDrafter):
         stop: Stop | float | None = None,
         *,
         num_fused: int = 0,
+        longer: Sequence[int] = (),
         keep_logits: bool = False,
     ) -> None:
         super().__init__(model, num_tokens, stop, keep_logits=keep_logits)
         self.num_fused = num_fused
+        self._lengths = tuple(dict.fromkeys((num_fused, *longer))) if num_fused else ()
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         fused = self.num_fused == 1 or (self.num_fused > 0 and self.stop is None)
-        return replace(super().capabilities, fused_lengths=(self.num_fused,) if fused else ())
+        return replace(super().capabilities, fused_lengths=self._lengths if fused else ())
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if budget.max_tokens and self._fits(state, context, budget):
@@ -63,18 +69,18 @@ class FusedModelDrafter(ModelDrafter):
         return super().propose(state, context, budget, rng)
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
-        """Whether the compiled program can make this draft."""
+        """Whether one compiled program can make this draft."""
         if not self._has_length(budget.max_tokens) or self.stop is not None:
             return False
         return self._can_draw(context.distribution) and self._can_align(state, context)
 
     def _has_length(self, γ: int) -> bool:
-        """Whether the compiled program can make drafts of γ tokens."""
-        return γ == self.num_fused
+        """Whether a compiled program can make drafts of γ tokens."""
+        return γ in self._lengths
 
     def _program_for(self, γ: int) -> int:
         """The length of the program's drafts that those of γ tokens are the beginning of."""
-        return self.num_fused
+        return γ
 
     def _can_draw(self, distribution: Distribution) -> bool:
         """:meth:`_draws`, remembered, since most rounds keep their distribution."""
@@ -115,35 +121,60 @@ class FusedModelDrafter(ModelDrafter):
     ) -> tuple[list[Tensor], list[Tensor]]:
         by_program = self.num_fused == 1 and self._can_draw(context.distribution)
         if by_program and self._can_align(state, context):
-            found = self._token_by_token(state, context, γ, rng, going)
+            found = self._by_programs(state, context, γ, rng, going)
             if found is not None:
                 return found
         return super()._chain(state, context, γ, rng, going)
 
-    def _token_by_token(
+    def _by_programs(
         self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
     ) -> tuple[list[Tensor], list[Tensor]] | None:
-        """As :meth:`_chain`, each token by one program; None if there is none after all."""
+        """As :meth:`_chain`, by the longest programs that fit, one after the other, or by one per
+        token where the draft may stop; None if there are none after all."""
         parameters, u_BD = draft_numbers(context, rng, γ)
-        tokens, rows = [context.root_B], []
-        for i in range(γ):
-            if i > 0 and parameters is not None:
-                parameters = parameters.after(tokens[-1])
-            numbers = parameters, None if u_BD is None else u_BD[:, i : i + 1]
-            if i == 0:
-                done = self._run_program(state, context, 1, *numbers)
-            else:
-                done = self.model.draft(state.cache, tokens[-1][:, None], 1, *numbers)
+        tokens: list[Tensor] = [context.root_B]
+        rows: list[Tensor] = []
+        lengths = [1] if going is not None else sorted(self._lengths, reverse=True)
+        while (i := len(rows)) < γ:
+            done = None
+            for length in lengths:
+                if done is None and length <= γ - i:
+                    numbers = parameters, None if u_BD is None else u_BD[:, i : i + length]
+                    done = self._continued(state, context, tokens, length, *numbers)
             if done is None:
                 return None
-            if i > 0:
-                state.cache.append(1)
-            row_BNV, chain_BN = done
-            rows.append(row_BNV[:, 0])
-            tokens.append(chain_BN[:, 1])
+            rows_BNV, chain_BN = done
+            chain = chain_BN[:, 1:].unbind(1)
+            tokens += chain
+            rows += rows_BNV[:, :-1].unbind(1)
             if going is not None and not going.on(rows[-1], tokens[-1]):
                 break
+            if parameters is not None and len(rows) < γ:
+                for x_B in chain:
+                    parameters = parameters.after(x_B)
         return tokens, rows
+
+    def _continued(
+        self,
+        state: ModelState,
+        context: Context,
+        tokens: Sequence[Tensor],
+        length: int,
+        parameters: DraftParameters | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The next tokens of a draft by one program; as :meth:`_run_program`.
+
+        Args:
+            tokens: of the draft so far, root first.
+            length: how many to draft; the others as those of :meth:`_run_program`.
+        """
+        if len(tokens) == 1:
+            return self._run_program(state, context, length, parameters, u_BD)
+        done = self.model.draft(state.cache, tokens[-1][:, None], length, parameters, u_BD)
+        if done is not None:
+            state.cache.append(length)
+        return done
 
     def _run_program(
         self,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import (
+    REVIEW_WIDTH,
     Acceptance,
     Budget,
     Capabilities,
@@ -332,23 +333,52 @@ class ModelDrafter(ModelBacked):
 
         return draft_chain(context.root_B, γ, step, choose, None if going is None else going.on)
 
-    def review(self, state: ModelState, context: Context, num_tokens: int) -> Tensor | None:
+    def review(self, state: ModelState | None, context: Context, num_tokens: int) -> Tensor | None:
         """As ``ReviewsTokens.review``; None for rows whose logits are changed, and for a model that
-        cannot take tokens back."""
+        cannot take tokens back, or reads more than the tokens."""
         K, distribution = num_tokens, context.distribution
         is_plain = isinstance(distribution, Warp) and distribution.keeps_logits
-        if not is_plain or not state.cache.cuts_back:
+        if not is_plain:
             return None
-        self._read_backlog(state, context, K + 1, K + 1)
-        self._forget_read(state, context, K + 1)
-        tokens_BN = self._uncached(state, context, K + 1)
-        logits_BKV = fitted(self.model.extend(state.cache, tokens_BN[:, :-1]), self.num_tokens)
-        state.cache.append(K)
-        x_BK = tokens_BN[:, 1:]
+        if state is None:
+            logits_BKV = self._read_newest(context, K)
+        else:
+            logits_BKV = self._read_before_root(state, context, K)
+        if logits_BKV is None:
+            return None
+        logits_BKV = fitted(logits_BKV, self.num_tokens)
+        x_BK = self._newest(context, K)
         if distribution.greedy:
             return (argmax(logits_BKV) == x_BK).float()
         q_BKV = distribution(logits_BKV, Prefix.of_chain(context, ()))
         return q_BKV.gather(2, x_BK[..., None])[..., 0]
+
+    def _read_before_root(self, state: ModelState, context: Context, K: int) -> Tensor | None:
+        """Reads what the cache lacks ahead of the root; logits after the last K of these tokens,
+        (B, K, V). None where the cache cannot take tokens back."""
+        if not state.cache.cuts_back:
+            return None
+        self._read_backlog(state, context, K + 1, K + 1)
+        self._forget_read(state, context, K + 1)
+        tokens_BN = self._uncached(state, context, K + 1)
+        logits_BKV = self.model.extend(state.cache, tokens_BN[:, :-1])
+        state.cache.append(K)
+        return logits_BKV
+
+    def _read_newest(self, context: Context, K: int) -> Tensor | None:
+        """As :meth:`_read_before_root`, but reads the newest tokens alone, in a cache of their own.
+        None for a model that reads other things besides."""
+        if self.model.decoder_prompt is not None:
+            return None
+        width = min(REVIEW_WIDTH, min(context.lengths) - 1)
+        tokens_BN = self._newest(context, width + 1)[:, :-1]
+        cache = self.model.short_cache(context, width)
+        return self.model.extend(cache, tokens_BN, num_logits=K)
+
+    def _newest(self, context: Context, K: int) -> Tensor:
+        """The last K tokens of each row, (B, K)."""
+        position_BK = context.length_B[:, None] - K + cached_arange(K, context.device)
+        return context.tokens_BT.gather(1, position_BK)
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution of the next token, (B, V); its logits if all rows are greedy."""

@@ -139,13 +139,16 @@ class Hybrid(MultiSourceDrafter):
         can = len(costly) == 1 and self.sources[costly[0]].drafter.capabilities.reviews
         return costly[0] if can else None
 
-    def review(self, state: SourcesState, context: Context, num_tokens: int) -> Tensor | None:
+    def review(
+        self, state: SourcesState | None, context: Context, num_tokens: int
+    ) -> Tensor | None:
         """As ``ReviewsTokens.review``, of the draft model; copies need none."""
         s = self._reviewed
         assert s is not None
         drafter = self.sources[s].drafter
         assert isinstance(drafter, ReviewsTokens)
-        return drafter.review(state.inner[s], context, num_tokens)
+        inner = None if state is None else state.inner[s]
+        return drafter.review(inner, context, num_tokens)
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.drafts = {}

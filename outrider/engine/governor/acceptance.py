@@ -18,9 +18,9 @@ acceptance, from 0 to 1, that tokens which the target emitted would have had.
     f   = odds against (A + r P) / (V + r)  over  odds against P
                                                P the class's mean prediction in V labels, r = 5
 
-Where no draft model is reviewed, f goes back towards 1 in rounds without a label, log f by 3 % a
-round: the text moves on, and a row that was given up after a few rejected drafts is tried again if
-its class accepts them.
+In rounds without a label f goes back towards 1, log f by 3 % a round: the text moves on, and a row
+that was given up after a few rejected drafts is tried again if its class accepts them. Reviews may
+be too dear to show it.
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class

@@ -13,11 +13,11 @@ Legend: B rows, γ_b the most tokens that row b may draft.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-HORIZON = 16
+HORIZON = 32
 """Rounds that the seconds of catching up are spread over."""
 
 
@@ -59,6 +59,12 @@ class Option:
     probe: bool = False
     reviews: bool = False
     rate: float = 0.0
+
+    def after(self, catch_up: float) -> "Option":
+        """The same, where the draft model first reads for so many seconds."""
+        assert self.believed is not None
+        seconds = self.believed.seconds + catch_up / HORIZON
+        return replace(self, catch_up=catch_up, rate=self.believed.tokens / seconds)
 
 
 class Promise:

@@ -7,7 +7,7 @@ again. A head reads the committed tokens all the same, because the target's hidd
 kept. Four rules keep the choice calm and cheap:
 
     hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
-    catching up  what a draft model that fell behind must read first is spread over 16 rounds
+    catching up  what a draft model that fell behind must read first is spread over 32 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first. Some go on (``probes.py``)
     reviews      where it can, a draft model that catches up is compared with what the target has
@@ -21,7 +21,7 @@ kept. Four rules keep the choice calm and cheap:
     balance      where reviews are possible, eight rounds that drafted and together were slower than
                  rounds without drafts are followed by 16 without, or until a review, and by twice
                  as many each time that it happens again, up to 128. Acceptance and times may be
-                 overestimated; the clock sees both
+                 overestimated; the clock sees both. Rounds that gained earn reviews
 """
 
 from collections.abc import Sequence
@@ -173,12 +173,12 @@ class BatchGovernor:
                 return True
             lengths = sources.up_to(max(limits))
             promise = governor.promise(0, rows, limits, greedy, lengths)
-            plain = promise.option(0).believed
-            assert plain is not None
-            if promise.best.length:
+            reading = costs.catch_up(len(rows), num_tokens)
+            plain, best = promise.option(0), promise.best.after(reading)
+            assert plain.believed is not None
+            if best.length and best.rate > _TO_START * plain.rate:
                 return True
-            cost = costs.catch_up(len(rows), num_tokens) / plain.seconds
-            return governor.pay_start(cost)
+            return governor.pay_start(reading / plain.believed.seconds)
 
     def _choice(
         self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int
@@ -313,13 +313,17 @@ class BatchGovernor:
             self._balance.lift()
         elif length:
             tokens = len(rows) + sum([n or 0 for n in accepted])
-            self._balance.add(self._now, asked, rows, tokens, total)
+            gained = self._balance.add(self._now, asked, rows, tokens, total)
+            if gained > 0 and self._is_reviewed:
+                with self._governor.lock:
+                    self._governor.earn_reviews(gained / len(rows))
         self._outcomes.append(
             Outcome(asked, length, rows, accepted, greedy, draft, total, forced, changes, reviewed)
         )
         if reviewed:
             with self._governor.lock:
                 self._reviews.pay(asked, total)
+        if reviewed and asked.catches_up:
             for row in rows:
                 row.of(0).undrafted = 0
         self._count_undrafted(asked.source if length else None, rows, accepted)
@@ -368,24 +372,30 @@ class Balance:
 
     def add(
         self, now: int, asked: Asked, rows: Sequence[RowMemory], tokens: int, seconds: float
-    ) -> None:
+    ) -> float:
         """Takes a round that drafted; after some rounds that lost a pause begins. Probes do not
-        count, nor do rounds in which the draft model read much."""
+        count, nor do rounds in which the draft model read much.
+
+        Returns:
+            Tokens that the last rounds gained, each counted once: 0 until there are enough.
+        """
         if asked.probe or asked.behind > _AS_USUAL:
-            return
+            return 0.0
         if rows is not self._rows:
             self._rows, self._num_rounds, self._gained = rows, 0, 0.0
             self._pause, self._ends = _PAUSE, 0
         self._num_rounds += 1
         self._gained += tokens - seconds * self.plain_rate
         if self._num_rounds < _BALANCED:
-            return
-        if self._gained < 0:
+            return 0.0
+        gained = self._gained
+        if gained < 0:
             self._ends = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         else:
             self._pause = _PAUSE
         self._num_rounds, self._gained = 0, 0.0
+        return gained
 
     def forbids(self, now: int, rows: Sequence[RowMemory]) -> bool:
         """Whether these rows are in a pause."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 
+from outrider.core import REVIEW_WIDTH
 from outrider.engine.governor.acceptance import Kind, PositionRates, RowMemory, probability
 from outrider.engine.governor.allocation import Promise, expected_tokens
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.outcomes import Label, Outcome
-from outrider.engine.governor.saved_times import RoundTime
+from outrider.engine.governor.saved_times import ReviewTime, RoundTime
 from outrider.engine.governor.sources import Sources
 
 PROBE_SHARE = 0.01
@@ -25,6 +26,9 @@ RETRY_SHARE = 0.018
 
 REVIEW_SHARE = 0.01
 """Rounds that reviews may take, as a share of all."""
+
+GAIN_SHARE = 0.05
+"""Rounds that reviews may take besides, as a share of those that drafts have saved."""
 
 START_SHARE = 0.002
 """Rounds that a draft model may take to read prompts of which it is not expected to be of use, as a
@@ -94,6 +98,12 @@ class Governor:
         self.start_credit = 0.0
         return True
 
+    def earn_reviews(self, rounds: float) -> None:
+        """Lets reviews have a share of what drafts have gained, in rounds without drafts. The
+        caller holds the lock."""
+        earned = self.review_credit + GAIN_SHARE * rounds
+        self.review_credit = min(_MOST_REVIEWS, earned)
+
     def fixed_length(self, rows: Sequence[RowMemory]) -> int | None:
         """The draft length of a batch of these rows if it may not be chosen; None if it may."""
         fixed = self.sources.fixed_length
@@ -103,9 +113,9 @@ class Governor:
 
     # ------------------------------------------------------------------------------------ learning
 
-    def assume(self, times: Iterable[RoundTime]) -> None:
-        """Takes the times of rounds that were measured before the first request. Sources without a
-        draft model take as long but for its passes."""
+    def assume(self, times: Iterable[RoundTime], reviews: Iterable[ReviewTime] = ()) -> None:
+        """Takes the times of rounds and reviews that were measured before the first request.
+        Sources without a draft model take as long but for its passes."""
         with self.lock:
             for each in times:
                 for source in range(len(self.sources.names)):
@@ -113,6 +123,9 @@ class Governor:
                     self.costs(each.greedy, source).assume(
                         each.rows, each.length, draft, each.total - each.draft + draft
                     )
+            for review in reviews:
+                costs = self.costs(review.greedy, 0)
+                costs.observe_reading(review.rows, REVIEW_WIDTH, review.seconds)
 
     def forget_times(self) -> None:
         """Forgets how long rounds take: from now on, other code runs them."""
@@ -179,7 +192,9 @@ class Governor:
                 changes=outcome.changes,
             )
         elif outcome.reviewed:
-            self.costs(outcome.greedy, 0).observe_reading(num, outcome.asked.behind, outcome.draft)
+            self.costs(outcome.greedy, 0).observe_reading(
+                num, outcome.asked.num_read, outcome.draft
+            )
         else:
             for source in range(len(self.sources.names)):
                 self.costs(outcome.greedy, source).observe(
@@ -222,9 +237,8 @@ class Governor:
         """
         costs, most = self.costs(greedy, source), lengths[-1]
         odds = {each: self.rates(each, source).odds(most) for each in {r.kind for r in rows}}
-        now = None if source == 0 and self.sources.lags else self.now
         survivals = [
-            row.of(source).survival(odds[row.kind][:limit], now)
+            row.of(source).survival(odds[row.kind][:limit], self.now)
             for row, limit in zip(rows, limits, strict=True)
         ]
         late = costs.catch_up(len(rows), self.behind(source, rows))

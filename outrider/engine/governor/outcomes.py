@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outrider.core import REVIEW_WIDTH
 from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.allocation import Goodput
 
@@ -19,8 +20,8 @@ class Asked:
         probe: whether the length is only tried, to measure it.
         believed: what the governor expects of the round; None in the first one.
         behind: committed tokens that the draft model has to read first.
-        reviews: whether the draft model reads them in a round without drafts, and is compared with
-            the tokens that the target emitted (``reviews.py``).
+        reviews: whether the draft model is compared with the tokens that the target emitted, in a
+            round without drafts (``reviews.py``).
     """
 
     source: int
@@ -30,6 +31,17 @@ class Asked:
     believed: Goodput | None = None
     behind: int = 0
     reviews: bool = False
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the draft model reads all that it lacks: to draft, or in a review where that is
+        no more than it reads anyway."""
+        return self.length > 0 or (self.reviews and self.behind <= REVIEW_WIDTH)
+
+    @property
+    def num_read(self) -> int:
+        """Committed tokens of each row that the draft model reads at most."""
+        return self.behind if self.catches_up else REVIEW_WIDTH
 
     @property
     def free_only(self) -> bool:

@@ -9,25 +9,28 @@ With x_i drawn from the target's p_i,
 which is the probability that a token drafted there would have been accepted, by rejection sampling
 and as the first one by block verification. At temperature 0 it is whether x_i is the argmax of q_i.
 So a review yields n labels of acceptance for a single pass of the draft model, where a probe yields
-one for a pass over what it lacks, a draft, and a wider pass of the target.
+one for a pass over what it lacks, a draft, and a wider pass of the target. Where the draft model
+lacks more than ``REVIEW_WIDTH`` tokens, it reads the newest ones alone and lacks the others still:
+a look must not become dearer by waiting for it, else there is none.
 
 Reviews look at committed tokens alone and choose for later rounds, so they bias no output. They
-may take 1 % of the time (``Governor.review_credit``). Where half of the rows have begun or
-ceased to repeat themselves, a review is due as soon as the credit pays for half of it, unless such
-rows accept next to nothing, or would gain little by accepting everything. Otherwise some credit is
-left for such a moment, and reviews that take longer than a round are seldom: at their price, no
-schedule finds a change soon.
+may take 1 % of the time, and 5 % of what drafts have saved (``Governor.review_credit``). Where half
+of the rows have begun or ceased to repeat themselves, a review is due as soon as the credit pays
+for half of it, unless such rows accept next to nothing, or would gain little by accepting
+everything. Otherwise some credit is left for such a moment, and reviews that take longer than a
+round are seldom: at their price, no schedule finds a change soon.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from outrider.core import REVIEW_WIDTH
 from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
 
-MOST_REVIEWED = 16
+MOST_REVIEWED = 8
 """Most tokens of each row that are compared."""
 
 _LEAST_AGE = 6.0  # rounds
@@ -100,7 +103,8 @@ class Reviews:
         """Rounds that a review now would take."""
         assert best.believed is not None
         governor = self._governor
-        reading = governor.costs(greedy, 0).catch_up(len(rows), governor.behind(0, rows))
+        num_read = min(governor.behind(0, rows), REVIEW_WIDTH)
+        reading = governor.costs(greedy, 0).catch_up(len(rows), num_read)
         return max(reading / best.believed.seconds, _LEAST_COST)
 
     def pay(self, asked: Asked, seconds: float) -> None:

@@ -22,7 +22,22 @@ from outrider.runtime import HFModel
 from outrider.runtime.cache_folder import cache_folder
 from outrider.runtime.hardware import hardware
 
-_FORMAT = "6"
+_FORMAT = "8"
+
+
+@dataclass(frozen=True)
+class ReviewTime:
+    """The seconds that a draft model takes in a review that leaves its state alone.
+
+    Attributes:
+        greedy: whether all rows were at temperature 0.
+        rows: how many there were.
+        seconds: in the draft model's forward pass, over ``REVIEW_WIDTH`` tokens of each row.
+    """
+
+    greedy: bool
+    rows: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,12 @@ class SavedTimes:
     Attributes:
         sizes: numbers of rows that were measured.
         rounds: the times.
+        reviews: those of reviews; none where the drafter has no draft model that can be reviewed.
     """
 
     sizes: list[int] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)
+    reviews: list[ReviewTime] = field(default_factory=list)
 
 
 def fingerprint(models: Sequence[HFModel], *others: object) -> str:
@@ -81,7 +98,8 @@ def read_times(key: str) -> SavedTimes:
     try:
         values = json.loads(_path(key).read_text(encoding="utf-8"))
         rounds = [RoundTime(**each) for each in values["rounds"]]
-        return SavedTimes([int(size) for size in values["sizes"]], rounds)
+        reviews = [ReviewTime(**each) for each in values["reviews"]]
+        return SavedTimes([int(size) for size in values["sizes"]], rounds, reviews)
     except (OSError, ValueError, KeyError, TypeError):
         return SavedTimes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Protocol
 from weakref import finalize
@@ -30,7 +31,9 @@ class SharedLibrary:
     def __init__(self, path: Path) -> None:
         operators = torch.ops.outrider
         self._address = operators.load_program(str(path))
-        finalize(self, operators.free_program, self._address)
+        # not by an operator: garbage may be collected while torch records those that are called
+        free = ctypes.CDLL(None).outrider_free_program
+        finalize(self, free, ctypes.c_int64(self._address))
         self._run = operators.run_program.default
 
     def constant_names(self) -> list[str]:

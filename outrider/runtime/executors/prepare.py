@@ -112,14 +112,21 @@ def stages(
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
     for length in drafts:
-        name = "drafts" if len(drafts) == 1 else f"drafts of {length}"
-        found += _drafts(model, name, partial(_chain_draft, model, length), length)
+        found += draft_stages(model, length)
     if plan is not None:
         greedy, sampled = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
         if not plan.argmax:
             sampled = "searches", sampled[1]
         found += [greedy] * plan.argmax + [sampled] * plan.draws
     return found
+
+
+def draft_stages(model: HFModel, length: int) -> list[tuple[str, Callable[[], None]]]:
+    """The greedy and the sampled program of a model's fused drafts of one length; none of a model
+    that is not compiled."""
+    if model.compiled is None:
+        return []
+    return _drafts(model, f"drafts of {length}", partial(_chain_draft, model, length), length)
 
 
 Numbers = tuple[DraftParameters | None, Tensor | None]

@@ -342,6 +342,14 @@ class HFModel:
         twin.prefixes = None
         return twin.start(unsampled_context(self, [0, 0]))
 
+    def short_cache(self, context: Context, num_tokens: int) -> KVCache:
+        """An empty cache outside every memory budget, for one forward pass over so many tokens of
+        each row of a batch."""
+        plan = KVCachePlan(self.plan.kv_dtype)
+        cache = KVCache(context, self.num_layers, self.limit + MARGIN, plan)
+        self._reserve(cache, num_tokens, num_tokens)
+        return cache
+
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose health is not finite; ``position`` is where its round began."""
         dtype = str(self.dtype).removeprefix("torch.")

@@ -24,8 +24,6 @@ static int64_t load_program(const std::string& path) {
   return reinterpret_cast<int64_t>(new Program(path));
 }
 
-static void free_program(int64_t address) { delete &program_at(address); }
-
 static std::vector<std::string> constant_names(int64_t address) {
   return program_at(address).loader.get_constant_fqns();
 }
@@ -45,9 +43,12 @@ static std::vector<at::Tensor> run_program(int64_t address, at::TensorList input
 
 }  // namespace outrider
 
+// No operator: Python frees a program whenever it collects garbage, which may be while torch traces
+// another one and records every operator that is called.
+extern "C" void outrider_free_program(int64_t address) { delete &outrider::program_at(address); }
+
 TORCH_LIBRARY_FRAGMENT(outrider, library) {
   library.def("load_program(str path) -> int", &outrider::load_program);
-  library.def("free_program(int address) -> ()", &outrider::free_program);
   library.def("constant_names(int address) -> str[]", &outrider::constant_names);
   library.def("use_constants(int address, Dict(str, Tensor) tensors) -> ()",
               &outrider::use_constants);
