@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from zipfile import ZipFile
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.codegen import cpp
+from torch._inductor.codegen.common import BracesBuffer
 from torch.export import Dim, export
 
 from outrider.runtime.executors.compile_cache import Program, compiled_program
@@ -93,3 +95,31 @@ def test_another_code_generator_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr(cpp, "WorkSharing")
     with regions_where_they_pay():
         assert not hasattr(cpp, "WorkSharing")
+
+
+def test_one_thread_at_a_time_replaces_the_functions() -> None:
+    """Else the one that ends last would put the other's functions back, for good."""
+    before = cpp.CppKernel.codegen_loops_impl, cpp.WorkSharing.parallel
+    entered, ended = Event(), list[str]()
+
+    def enter() -> None:
+        entered.set()
+        with regions_where_they_pay():
+            ended.append("second")
+
+    with regions_where_they_pay():
+        other = Thread(target=enter)
+        other.start()
+        entered.wait()
+        ended.append("first")
+    other.join()
+    assert ended == ["first", "second"]
+    assert (cpp.CppKernel.codegen_loops_impl, cpp.WorkSharing.parallel) == before
+
+
+def test_loops_that_another_thread_had_begun_are_long() -> None:
+    """Their work was not noted, so that a short one has a region, too."""
+    code = BracesBuffer()
+    with regions_where_they_pay(), cpp.WorkSharing(code) as worksharing:
+        worksharing.parallel(2)
+    assert f"if (omp_get_max_threads() == 1 || {SHORT} < {SHORT}) region();" in code.getvalue()

@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
+from threading import RLock
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -28,22 +29,25 @@ from unittest.mock import patch
 SHORT = 1 << 15
 """Iterations below which a second thread does not pay: some 10 µs."""
 
+_REPLACING = RLock()
+
 
 @contextmanager
 def regions_where_they_pay() -> Iterator[None]:
-    """Makes Inductor write parallel regions this way, if it is a version that can be told."""
+    """Makes Inductor write parallel regions this way, if it is a version that can be told. One
+    thread at a time; what others compile meanwhile by torch itself computes the same."""
     from torch._inductor.codegen import cpp  # takes half a second, and only compiling needs it
 
-    if not _can_be_told(cpp):
-        yield
-        return
-    with (
-        patch.object(
-            cpp.CppKernel, "codegen_loops_impl", _noting_work(cpp.CppKernel.codegen_loops_impl)
-        ),
-        patch.object(cpp.WorkSharing, "parallel", _open_region),
-    ):
-        yield
+    with _REPLACING:
+        if not _can_be_told(cpp):
+            yield
+            return
+        generate_loops = _noting_work(cpp.CppKernel.codegen_loops_impl)
+        with (
+            patch.object(cpp.CppKernel, "codegen_loops_impl", generate_loops),
+            patch.object(cpp.WorkSharing, "parallel", _open_region),
+        ):
+            yield
 
 
 def _can_be_told(cpp: ModuleType) -> bool:
@@ -88,7 +92,8 @@ def _open_region(self: Any, threads: int) -> None:
         self.stack.callback(_end_region, self.code, self.work)
         self.stack.enter_context(self.code.indent())
         self.code.writeline("int tid = omp_get_thread_num();")
-    self.work.append(self.next_work)
+    # unknown where another thread began these loops before the functions were replaced
+    self.work.append(getattr(self, "next_work", str(SHORT)))
 
 
 def _end_region(code: Any, work: list[str]) -> None:
