@@ -4,12 +4,16 @@
 Legend: B rows, N query tokens.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import engine_of, greedy, hf_generate, ragged_prompts, token_ids, uniform_method
 from tiny_recurrent import FAMILIES, tiny_recurrent
 
 from outrider.core import Context, Draft, Lengths
+from outrider.drafters.chain.model import ModelDrafter
+from outrider.engine.round_times import measure_round_times
 from outrider.runtime import RecurrentCache, RecurrentModel
 from outrider.runtime.prefill import unsampled_context
 from outrider.testing import SoftmaxDistribution, check_model
@@ -58,6 +62,22 @@ def test_speculative_equals_plain(
     results = engine.generate(ragged_prompts(LENGTHS), greedy(NUM))
     assert token_ids(results) == expected
     assert (results.stats.acceptance_rate > 0.9) == (quality == "good")
+
+
+def test_governed_drafts_are_not_reviewed(
+    family: str, target: RecurrentModel, expected: list[tuple[int, ...]]
+) -> None:
+    """Neither when the times of rounds are measured nor while requests run: the states of a
+    recurrent draft model are those of all tokens."""
+    auto: Any = "auto"
+    engine = engine_of(target, tiny_recurrent(family, seed=1), γ=auto, max_batch_size=len(LENGTHS))
+    assert engine.governor is not None
+    measure_round_times(engine)
+    results = engine.generate(ragged_prompts(LENGTHS), greedy(NUM))
+    assert token_ids(results) == expected
+    context = unsampled_context(target, list(range(2, 40)))
+    assert isinstance(engine.drafter, ModelDrafter)
+    assert engine.drafter.review(None, context, 4) is None
 
 
 def close(found: RecurrentCache, wanted: RecurrentCache) -> None:

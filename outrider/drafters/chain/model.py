@@ -367,12 +367,12 @@ class ModelDrafter(ModelBacked):
 
     def _read_newest(self, context: Context, K: int) -> Tensor | None:
         """As :meth:`_read_before_root`, but reads the newest tokens alone, in a cache of their own.
-        None for a model that reads other things besides."""
-        if self.model.decoder_prompt is not None:
-            return None
+        None for a model whose cache holds other things besides (``HFModel.short_cache``)."""
         width = min(REVIEW_WIDTH, min(context.lengths) - 1)
-        tokens_BN = self._newest(context, width + 1)[:, :-1]
         cache = self.model.short_cache(context, width)
+        if cache is None:
+            return None
+        tokens_BN = self._newest(context, width + 1)[:, :-1]
         return self.model.extend(cache, tokens_BN, num_logits=K)
 
     def _newest(self, context: Context, K: int) -> Tensor:

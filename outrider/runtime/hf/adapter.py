@@ -342,9 +342,10 @@ class HFModel:
         twin.prefixes = None
         return twin.start(unsampled_context(self, [0, 0]))
 
-    def short_cache(self, context: Context, num_tokens: int) -> KVCache:
+    def short_cache(self, context: Context, num_tokens: int) -> KVCache | None:
         """An empty cache outside every memory budget, for one forward pass over so many tokens of
-        each row of a batch."""
+        each row of a batch. None for a model whose cache holds more than the keys and values of
+        these tokens."""
         plan = KVCachePlan(self.plan.kv_dtype)
         cache = KVCache(context, self.num_layers, self.limit + MARGIN, plan)
         self._reserve(cache, num_tokens, num_tokens)

@@ -147,6 +147,9 @@ class RecurrentModel(HFModel):
         check_head(module, name)
         check_attention(module.config, type(module).__name__, name)
 
+    def short_cache(self, context: Context, num_tokens: int) -> None:
+        """None: states are not those of a few tokens."""
+
     def _cache(self, context: Context) -> RecurrentCache:
         return RecurrentCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 

@@ -104,6 +104,9 @@ class Seq2SeqModel(HFModel):
         check_head(module, name)
         check_attention(module.config, type(module).__name__, name)
 
+    def short_cache(self, context: Context, num_tokens: int) -> None:
+        """None: the decoder reads the source besides."""
+
     def further_forwards(self) -> Sequence[tuple[str, Callable[[], None]]]:
         return (("encoder", self._run_encoder),)
 
