@@ -94,8 +94,8 @@ inline void dot_tile(const int32_t* x, int64_t stride, const Panels<BFloat16>& p
   for (int64_t k = 0; k < rows; k += 2) {
     for (int p = 0; p < P; p++) {
       const BFloat16* from = panels.weights + (p * rows + k) * kPanel;
-      __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
-      __builtin_prefetch(reinterpret_cast<const char*>(from + kPanel) + kAhead);
+      __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead / P);
+      __builtin_prefetch(reinterpret_cast<const char*>(from + kPanel) + kAhead / P);
       const __m512bh low = load_words(from), high = load_words(from + kPanel);
 #pragma GCC unroll 12
       for (int m = 0; m < M; m++) {
@@ -114,7 +114,7 @@ inline void dot_tile(const int32_t* x, int64_t stride, const Panels<BFloat16>& p
 template <int M, typename To>
 void dot_tokens(const int32_t* x, int64_t stride, const Panels<BFloat16>& panels, const To& to,
                 int64_t count) {
-  constexpr int P = M == 1 ? 4 : M <= 3 ? 2 : 1;
+  constexpr int P = panels_at_once(M);
   int64_t p = 0;
   for (; p + P <= count; p += P) dot_tile<M, P>(x, stride, panels + p, to.at(0, p * kPanel));
   if constexpr (P > 1)

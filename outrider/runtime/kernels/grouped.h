@@ -161,7 +161,7 @@ inline void tile(const float* x, const GroupedPanels<Bits, Offset>& panels, cons
       for (int p = 0; p < P; p++) {
         const int8_t* bytes = from + p * panel_bytes;
         for (int64_t line = 0; line < Format::kStepBytes; line += 64)
-          __builtin_prefetch(bytes + kAhead + line);
+          __builtin_prefetch(bytes + kAhead / P + line);
         const Step<Bits, Offset> step(bytes);
 #pragma GCC unroll 8
         for (int i = 0; i < kStep; i++) {

@@ -21,7 +21,9 @@
 
 namespace outrider {
 
-constexpr int64_t kAhead = 1024;  // bytes that are prefetched
+// Bytes that are prefetched, of all panels that are computed together. Few panels are read faster, each
+// of them, and the next bytes still take as long to arrive.
+constexpr int64_t kAhead = 4096;
 
 struct Pair {
   V low, high;
@@ -132,7 +134,7 @@ inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
     for (int p = 0; p < P; p++) {
       const W* from = w + (p * rows_of<W>(K) + k) * kPanel;
       for (int64_t i = 0; i < kCount; i++)
-        __builtin_prefetch(reinterpret_cast<const char*>(from + i * kPanel) + kAhead);
+        __builtin_prefetch(reinterpret_cast<const char*>(from + i * kPanel) + kAhead / P);
       const Inputs<W> inputs(from);
       for (int i = 0; i < count; i++) {
         const Pair weights = inputs.at(i);
@@ -158,14 +160,20 @@ inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
       }
 }
 
-// Panels computed together, enough of them to hide the latency of additions.
+// Panels computed together, enough of them to hide the latency of additions, where their sums fit into
+// the registers.
+constexpr int panels_at_once(int M) {
+  constexpr int kMost = kLanes == 16 ? 4 : 3;  // AVX-512 has 32 registers
+  return M == 1 ? 4 : M <= kMost ? 2 : 1;
+}
+
 template <typename W>
 constexpr int panels_of(const Panels<W>*, int M) {
-  return M == 1 ? 4 : M <= 3 ? 2 : 1;
+  return panels_at_once(M);
 }
 
 template <int M, typename Weights>
-void tokens(const float* x, Weights weights, Target to, int64_t panels) {
+__attribute__((noinline)) void tokens(const float* x, Weights weights, Target to, int64_t panels) {
   constexpr int P = panels_of(static_cast<const Weights*>(nullptr), M);
   auto next = [&](int count) {
     weights = weights + count;
@@ -185,18 +193,13 @@ void tokens(const float* x, Weights weights, Target to, int64_t panels) {
     }
 }
 
+// Tokens computed together: AVX-512 has registers for the sums of twice as many, which the compiler
+// takes longer for.
 template <typename Weights>
-void tokens_of(int64_t M, const float* x, const Weights& weights, const Target& to,
-               int64_t panels) {
-  switch (M) {
-    case 1: return tokens<1>(x, weights, to, panels);
-    case 2: return tokens<2>(x, weights, to, panels);
-    case 3: return tokens<3>(x, weights, to, panels);
-    case 4: return tokens<4>(x, weights, to, panels);
-    case 5: return tokens<5>(x, weights, to, panels);
-    default: return tokens<6>(x, weights, to, panels);
-  }
-}
+constexpr int64_t kTokens = kTile;
+
+template <>
+constexpr int64_t kTokens<Panels<BFloat16>> = kLanes == 16 ? 2 * kTile : kTile;
 
 // The panel in the layout that many tiles read fastest: a panel of floats as it is.
 template <typename W>
@@ -211,14 +214,15 @@ constexpr int64_t kFewTiles = 4;  // tiles of tokens for which unpacking a panel
 template <typename Weights>
 void multiply_panels(int64_t M, const float* x, const Weights& weights, Target to,
                      int64_t panels) {
-  if (M <= kTile) return tokens_of(M, x, weights, to, panels);
-  const int64_t tiles = (M + kTile - 1) / kTile;
-  for (int64_t p = 0; p < panels; p++) {
+  constexpr int64_t kMost = kTokens<Weights>;
+  const int64_t tiles = (M + kMost - 1) / kMost, at_once = tiles > 1 ? 1 : panels;
+  for (int64_t p = 0; p < panels; p += at_once) {
     auto all_tiles = [&](const auto& panel) {
       for (int64_t i = 0; i < tiles; i++) {
         const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
-        const Target part = to.at(first, p * kPanel);
-        tokens_of(last - first, x + first * weights.K, panel, part, 1);
+        with_tokens<kMost>(last - first, [&](auto count) {
+          tokens<count>(x + first * weights.K, panel, to.at(first, p * kPanel), at_once);
+        });
       }
     };
     if (tiles > kFewTiles)
