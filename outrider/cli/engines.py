@@ -119,17 +119,11 @@ def public_name(target: str) -> str:
 
 
 def plain_engine(engine: "Engine") -> "Engine":
-    """An engine that decodes plainly with the same target."""
-    from outrider.engine import Engine
-    from outrider.methods import METHODS
+    """An engine that decodes plainly with the same target, compiled if that one is."""
+    from outrider.engine import plain
 
-    return Engine(
-        engine.target,
-        None,
-        METHODS["plain"],
-        max_batch_size=1,
-        generation_config=engine.generation_config,
-    )
+    with Progress(time_left=True) as progress:
+        return plain.plain_engine(engine, progress.show)
 
 
 def require_draft_of(method: str | None, models: Models) -> None:

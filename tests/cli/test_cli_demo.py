@@ -9,10 +9,12 @@ import pytest
 from conftest import save_model, save_tokenizer
 from typer.testing import Result
 
-from outrider import METHODS, Sampling, load
+from outrider import METHODS, Engine, Sampling, load
 from outrider.cli.compare import against_plain, first_difference
 from outrider.cli.demo import PROMPTS
 from outrider.cli.engines import plain_engine
+from outrider.engine import plain, warming
+from outrider.runtime.executors.prepare import prepare
 
 Run = Callable[..., Result]
 
@@ -56,6 +58,21 @@ def test_demo_takes_bad_input_on_one_line(run: Run) -> None:
     result = run("demo", "--num-speculative-tokens", 0)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: --num-speculative-tokens 0: ")
+
+
+def test_plain_decoding_has_programs_where_the_engine_has_them(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison with plain decoding whose rule runs eagerly would favour speculation."""
+    warmed: list[Engine] = []
+    monkeypatch.setattr(plain, "warm_up", lambda each, _: warmed.append(each))
+    engine = load(*pair, dtype="float32", device="cpu")
+    plain_engine(engine)
+    assert warmed == []
+    prepare(engine.target, "auto", own=True)
+    compiled = plain_engine(engine)
+    assert warmed == [compiled]
+    assert warming.programs_of(compiled)[-1].what == "rule Coupled without drafts"
 
 
 def test_first_differences_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:

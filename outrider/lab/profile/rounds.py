@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from outrider.core.errors import PromptError
 from outrider.engine import Engine, Stats
+from outrider.engine.plain import plain_engine
 from outrider.lab.profile.instrument import recorded
 from outrider.lab.profile.spans import SpanRecorder
-from outrider.methods import METHODS
 from outrider.sampling import Sampling
 
 
@@ -89,14 +89,7 @@ def interleave(
     Alternating keeps a drift of the machine's speed from favouring one of them. The first runs of
     the method and of plain decoding are warm-up and are dropped.
     """
-    plain = Engine(
-        engine.target,
-        None,
-        METHODS["plain"],
-        num_speculative_tokens=1,
-        max_batch_size=1,
-        generation_config=engine.generation_config,
-    )
+    plain = plain_engine(engine)
     runs = InterleavedRuns([], [], [])
     for repeat in range(repeats + 1):
         runs.method.append(generate_rounds(engine, prompt, sampling, rounds))
