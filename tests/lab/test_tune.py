@@ -452,8 +452,24 @@ def test_a_source_that_does_not_work_is_named_and_left_out() -> None:
 
 
 def test_no_source_that_works() -> None:
-    with pytest.raises(InvalidParameterError, match="no source of drafts works here: the head: "):
+    reasons = "no source of drafts works here: prompt lookup: .*; the head: "
+    with pytest.raises(InvalidParameterError, match=reasons):
         tuned(two_sources(broken=["the head", "prompt lookup"]))
+
+
+def test_compiling_a_draft_does_not_keep_copies_from_being_measured() -> None:
+    """The programs of a draft model, which may take all of the time to compile, come last."""
+    machine = two_sources()
+    first_run = machine.run
+
+    def run(source: Source, length: int, *rest: Any) -> Any:
+        if source is HEAD and (source.name, length, 1) not in machine.runs:
+            machine.now += 100
+        return first_run(source, length, *rest)
+
+    machine.run = run  # type: ignore[method-assign]
+    result = tuned(machine, batch_sizes=(1,), minutes=4)
+    assert set(result.acceptance) == {"the head", "prompt lookup"}
 
 
 def test_interrupted_trials_keep_what_was_measured() -> None:

@@ -1,10 +1,10 @@
 """Tuning: measures every source briefly, predicts all configurations, measures the best for real.
 
 1. *Probing.* Plain decoding at each batch size. Then the target's forward passes by rows and width,
-   and each source with its longest and with a short draft: acceptance by position, and the time of
-   rounds. Plain decoding runs again after each, and their times are divided by how much slower it
-   has become: other work on the machine may make everything slower by a third, for minutes, and
-   compilation may lie between two of them. Takes about half of the time.
+   and each source with its longest and with a short draft, those without a model first: acceptance
+   by position, and the time of rounds. Plain decoding runs again after each, and their times are
+   divided by how much slower it has become: other work on the machine may make everything slower by
+   a third, for minutes, and compilation may lie between two of them. Takes about half of the time.
 2. *Prediction* of every source, draft length and batch size.
 3. *Trials*: successive halving of the best predictions at each batch size, interleaved with plain
    decoding, as often as there is time.
@@ -51,7 +51,8 @@ class Tuner:
 
     Args:
         machine: decodes and measures.
-        sources: the candidates, the most promising first: the last ones are left out first.
+        sources: the candidates, the most promising first: the last ones are left out first, but
+            those with a draft model or head before those without.
         settings: what to tune for.
         on_stage: called with what is being measured, and the share of the time that is over.
         began: when the time began, by the machine's clock; None is now.
@@ -87,6 +88,8 @@ class Tuner:
         self._probe_prompts = _PROBE_PROMPTS
         self._slowdown = 1.0  # of the last plain rounds, over the first ones at their batch size
         self._tried: dict[int, list[list[int]]] = {}
+        # a draft model has programs for each length, whose compilation may take all of the time
+        self._probed = sorted(sources, key=lambda source: source.draft is not None)
         self.tuning = Tuning(settings, tuple(sources))
         self._estimator = Estimator(self.tuning)
 
@@ -121,14 +124,14 @@ class Tuner:
         self._plan_probes()
         self._plain(sizes[0], self._tokens)
         self._pass_times(sizes[0])
-        for source in self.tuning.sources:
+        for source in self._probed:
             self._source(source, sizes[0])
         for size in sizes[1:]:
             if not self._fits(f"batch {size}", self._plain_estimate(size)):
                 continue
             self._plain(size, self._tokens)
             self._pass_times(size)
-            for source in self.tuning.sources:
+            for source in self._probed:
                 if source.name in self.tuning.acceptance:
                     self._source(source, size)
         if not self.tuning.acceptance:
