@@ -1,6 +1,6 @@
 // A linear layer over packed weights: panels of kPanel outputs, each (K, kPanel).
 //
-// For every input the weights of a panel are multiplied by that input of up to kTile tokens, so
+// For every input the weights of a panel are multiplied by that input of up to kTokens tokens, so
 // that sums stay in registers, need no addition across lanes, and run over the inputs in order
 // whatever the number of tokens.
 //

@@ -14,7 +14,7 @@ using at::BFloat16;
 using V = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = V::size();
 constexpr int64_t kPanel = 2 * kLanes;  // outputs of a layer that are computed at once
-constexpr int64_t kTile = 6;  // tokens whose sums for a panel fit into the registers
+constexpr int64_t kTile = 6;  // tokens whose sums for a panel fit into 16 registers
 
 inline V load(const float* from) { return V::loadu(from); }
 
