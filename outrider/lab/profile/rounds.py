@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from outrider.core.errors import PromptError
 from outrider.engine import Engine, Stats
-from outrider.engine.plain import plain_engine
 from outrider.lab.profile.instrument import recorded
 from outrider.lab.profile.spans import SpanRecorder
 from outrider.sampling import Sampling
@@ -78,6 +77,7 @@ class InterleavedRuns:
 
 def interleave(
     engine: Engine,
+    plain: Engine,
     prompt: Sequence[int],
     sampling: Sampling,
     rounds: int,
@@ -89,7 +89,6 @@ def interleave(
     Alternating keeps a drift of the machine's speed from favouring one of them. The first runs of
     the method and of plain decoding are warm-up and are dropped.
     """
-    plain = plain_engine(engine)
     runs = InterleavedRuns([], [], [])
     for repeat in range(repeats + 1):
         runs.method.append(generate_rounds(engine, prompt, sampling, rounds))

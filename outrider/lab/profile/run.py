@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from outrider.engine import Engine
+from outrider.engine.plain import plain_engine
 from outrider.lab.profile.bandwidth import LARGE, Bandwidth, last_level_cache, read_bandwidth
 from outrider.lab.profile.formula import SpeedUp
 from outrider.lab.profile.instrument import ENGINE, TARGET, tracks
@@ -75,10 +76,10 @@ def profile(
     cache_size = last_level_cache(device)
     memory_bytes = memory_bytes or max(LARGE, 8 * (cache_size or 0))
     before = read_bandwidth(device, memory_bytes)
+    plain = plain_engine(engine, lambda stage, _: progress(stage))
     progress("rounds")
-    runs = interleave(
-        engine, prompt_ids, sampling, rounds, repeats, lambda: SpanRecorder(wait=_wait(device))
-    )
+    new_recorder = partial(SpanRecorder, wait=_wait(device))
+    runs = interleave(engine, plain, prompt_ids, sampling, rounds, repeats, new_recorder)
     phases = Phases.of(span for recorder in runs.recorders for span in _steady(recorder))
     output = runs.method[0].token_ids
     context = [*(engine.target.decoder_prompt or prompt_ids), *output[: len(output) // 2]]

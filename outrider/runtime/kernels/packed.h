@@ -21,8 +21,8 @@
 
 namespace outrider {
 
-// Bytes that are prefetched, of all panels that are computed together. Few panels are read faster, each
-// of them, and the next bytes still take as long to arrive.
+// Bytes that are prefetched, in all panels that are computed together. The fewer these are, the faster
+// each of them is read, and the more of its bytes have to be on their way.
 constexpr int64_t kAhead = 4096;
 
 struct Pair {
@@ -172,7 +172,8 @@ constexpr int panels_of(const Panels<W>*, int M) {
   return panels_at_once(M);
 }
 
-// Not inlined, where the compiler allots registers worse: weights of 4 bits would take a tenth longer.
+// Not inlined: within multiply_panels the compiler allots registers worse, and with AVX2 layers of 4
+// bits take a tenth longer.
 template <int M, typename Weights>
 __attribute__((noinline)) void tokens(const float* x, Weights weights, Target to, int64_t panels) {
   constexpr int P = panels_of(static_cast<const Weights*>(nullptr), M);
@@ -194,8 +195,8 @@ __attribute__((noinline)) void tokens(const float* x, Weights weights, Target to
     }
 }
 
-// Tokens computed together: AVX-512 has registers for the sums of twice as many, which the compiler
-// takes longer for.
+// Tokens computed together. AVX-512 has registers for the sums of twice as many, but only bfloat16
+// weights use them: each further kind of weights takes the compiler seconds longer.
 template <typename Weights>
 constexpr int64_t kTokens = kTile;
 
