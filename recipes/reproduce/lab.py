@@ -176,6 +176,7 @@ class Lab:
             "ignore_eos": True,
             "repeats": size.repeats,
             "batch_sizes": [size.batch_size],
+            "dtype": size.dtype,
             "compile": subject.compile,
             "warmup": int(size.timed),
             "seed": self.seed,
@@ -233,7 +234,7 @@ class Lab:
         key = f"{role} {name}"
         if key not in self._models:
             source = self.source(name, role)
-            self._models[key] = load_model(source, dtype=None, device="auto", role=role)
+            self._models[key] = load_model(source, dtype=self.size.dtype, device="auto", role=role)
         return self._models[key]
 
     def source(self, name: str, role: str = "draft") -> str:

@@ -37,6 +37,8 @@ class Size:
         batch_size: requests that run together; 1 where times are measured.
         timed: whether times are measured. Otherwise speeds are counted: a target pass takes 1, a
             draft pass the ratio of the weights that each reads.
+        dtype: of the models' weights; None takes what suits the machine. Quick runs name one, so
+            that their verdicts are the same on every machine.
     """
 
     name: Literal["quick", "full"]
@@ -45,9 +47,10 @@ class Size:
     repeats: int
     batch_size: int
     timed: bool
+    dtype: str | None = None
 
 
-QUICK = Size("quick", prompts=12, tokens=32, repeats=3, batch_size=12, timed=False)
+QUICK = Size("quick", prompts=12, tokens=32, repeats=3, batch_size=12, timed=False, dtype="float32")
 FULL = Size("full", prompts=8, tokens=96, repeats=3, batch_size=1, timed=True)
 
 
