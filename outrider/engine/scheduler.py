@@ -10,14 +10,16 @@ prompts, and then one round of one running batch. A step depends only on the req
 added or aborted before it: the same calls in the same order give the same outputs.
 """
 
+import traceback
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import count, islice
+from pathlib import Path
 from threading import Lock, get_ident
-from traceback import clear_frames
 from typing import NamedTuple
 
-from outrider.core.errors import OutOfMemoryError, OutriderError
+from outrider.core.errors import OutOfMemoryError, OutriderError, OutriderWarning
 from outrider.engine.admission import KVMemory
 from outrider.engine.request import Request, Row
 from outrider.engine.running_batch import RunningBatch
@@ -89,6 +91,7 @@ class Scheduler:
         self._ids: dict[Row, int] = {}
         self._waiting: dict[int, Row] = {}
         self._suspects: deque[Row] = deque()
+        self._unexplained: Exception | None = None  # of a step whose rows are suspects
         self._batches: OrderedDict[BatchKind, RunningBatch] = OrderedDict()
         self._at_work: list[Row] = []  # an exception concerns these rows
         self._progress: list[Progress] = []
@@ -313,13 +316,13 @@ class Scheduler:
         """Drops all batches, which an exception may have left in any state.
 
         A row at work that is to blame for the error fails with it. If that may be any of several
-        rows, each of them first runs a round alone. A row whose round cannot be repeated fails,
-        too. All others wait to be resumed. Where memory ran out, nobody is to blame as long as
-        there are prefixes to drop.
+        rows, each of them first runs a round alone; if none of them fails then, a warning tells of
+        the error. A row whose round cannot be repeated fails, too. All others wait to be resumed.
+        Where memory ran out, nobody is to blame as long as there are prefixes to drop.
         """
         at_work, self._at_work = self._at_work, []
         if error is not None:
-            clear_frames(error.__traceback__)  # whose variables hold the KV buffers
+            traceback.clear_frames(error.__traceback__)  # whose variables hold the KV buffers
         blamed = error is not None and not self._has_freed_memory(error)
         culprits = _culprits(error, at_work) if error is not None and blamed else []
         for row in filter(self._ids.__contains__, at_work):
@@ -332,6 +335,8 @@ class Scheduler:
                 self._fail(row, _cut_short(error))
             elif blamed and not culprits:
                 self._suspects.append(row)
+        if blamed:
+            self._unexplained = None if culprits else error
         self._start_over()
 
     def _has_freed_memory(self, error: Exception) -> bool:
@@ -358,6 +363,9 @@ class Scheduler:
         self._at_work = []
         self._report(row)
         self._start_over()
+        if self._unexplained is not None and not self._suspects:
+            _warn_of(self._unexplained)
+            self._unexplained = None
 
 
 def _culprits(error: Exception, at_work: list[Row]) -> list[Row]:
@@ -368,6 +376,19 @@ def _culprits(error: Exception, at_work: list[Row]) -> list[Row]:
         return interrupted
     all_did = isinstance(error, OutOfMemoryError) or len(candidates) == 1
     return candidates if all_did else []
+
+
+def _warn_of(error: Exception) -> None:
+    """Warns of an error that none of its rows has repeated. They have all gone on, so that nobody
+    else would tell of it."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    warnings.warn(
+        f"a step failed, and its requests were run again, each without an error: "
+        f"{type(error).__name__}: {error} ({Path(line.filename).name}, line {line.lineno}); the "
+        f"outputs are complete, but this took time: please report it",
+        OutriderWarning,
+        stacklevel=2,
+    )
 
 
 def _cut_short(cause: Exception | None) -> OutriderError:

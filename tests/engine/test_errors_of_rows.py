@@ -1,5 +1,7 @@
 """An error ends the request that it belongs to; the others go on."""
 
+import warnings
+
 import pytest
 import torch
 from scheduled_requests import DRAFT, PROMPTS, TARGET, alone, engine, finish, sampled
@@ -11,7 +13,10 @@ from outrider.core.errors import (
     DeadEndError,
     NonFiniteLogitsError,
     OutriderError,
+    OutriderWarning,
 )
+from outrider.engine import Row
+from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel
 
 DAMAGED = 7  # the token after which a damaged model has NaN logits
@@ -146,6 +151,34 @@ def test_in_order_rows_are_not_called_twice_for_a_position() -> None:
     assert len(calls) == len(set(calls))
     last = caught.value.results[2]  # type: ignore[attr-defined]
     assert last.token_ids == alone(each, [PROMPTS[5]], greedy(20))[0]
+
+
+def test_an_error_that_belongs_to_no_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of the engine itself, which would only be seen by the time that it takes."""
+    each = engine()
+    wanted = alone(each, PROMPTS[:4], greedy(12))
+    leave = RunningBatch.leave
+    left = [IndexError("of the engine's own")]
+
+    def failing(self: RunningBatch) -> list[Row]:
+        if len(self.rows) > 1 and left:
+            raise left.pop()
+        return leave(self)
+
+    monkeypatch.setattr(RunningBatch, "leave", failing)
+    told = r"each without an error: IndexError: of the engine's own \(test_errors_of_rows.py, line"
+    with pytest.warns(OutriderWarning, match=told):
+        results = each.generate(PROMPTS[:4], greedy(12))
+    assert token_ids(results) == wanted
+
+
+def test_an_error_of_a_request_is_told_by_that_request_alone() -> None:
+    each = engine()
+    broken = greedy(25, processors=[Raises(20)], stateless=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutriderWarning)
+        with pytest.raises(RuntimeError, match="at this length"):
+            each.generate(PROMPTS[:3], [greedy(20), broken, greedy(20)])
 
 
 def test_memory_of_failed_rows_is_given_back() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from scheduled_requests import finish
 from simulated_rounds import Machine, Simulation, constant
 from tiny_models import engine_of, ragged_prompts, tiny, token_ids
 
@@ -35,8 +36,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def script(monkeypatch: pytest.MonkeyPatch, first: int, *, late: bool) -> None:
-    """Governors draft nothing, and three tokens from a round on; prompts are read late."""
+def script(monkeypatch: pytest.MonkeyPatch, first: int, *, late: bool, period: int = 10**6) -> None:
+    """Governors draft nothing, and three tokens from a round of each period on; prompts are read
+    late."""
     number = 0
 
     def ask(
@@ -44,7 +46,7 @@ def script(monkeypatch: pytest.MonkeyPatch, first: int, *, late: bool) -> None:
     ) -> Asked:
         nonlocal number
         number += 1
-        length = 3 if number > first else 0
+        length = 3 if number % period > first else 0
         return Asked(0, min(length, max(limits)), [min(length, limit) for limit in limits])
 
     monkeypatch.setattr(BatchGovernor, "ask", ask)
@@ -69,6 +71,29 @@ def test_a_late_start_drafts_the_same_tokens(
         outputs.append((token_ids(results), results.stats.accepted))
     assert outputs[0] == outputs[1]
     assert outputs[0][1] > 0
+
+
+def test_rows_come_and_go_around_a_late_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose prompts the draft model has not read join one for which it has drafted, and are
+    moved when others leave, before it drafts again. An error that the scheduler recovers from fails
+    this test (``filterwarnings``)."""
+    script(monkeypatch, 12, late=True, period=20)
+    prompts = ragged_prompts([9, 1, 12, 30])
+    samplings = [Sampling(temperature=0, max_new_tokens=n, ignore_eos=True) for n in (90, 4, 6, 40)]
+    wanted = [
+        engine_of(TARGET, method="plain").generate([prompt], sampling)[0].token_ids
+        for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
+    engine = engine_of(TARGET, DRAFT, "speculative", AUTO, max_batch_size=4)
+    scheduler = engine.new_scheduler()
+    ids = [scheduler.add(engine.request(prompts[0], samplings[0]))]
+    for _ in range(20):
+        scheduler.step()
+    for prompt, sampling in zip(prompts[1:], samplings[1:], strict=True):
+        ids.append(scheduler.add(engine.request(prompt, sampling)))
+    rows = finish(scheduler, len(ids))
+    assert [rows[each].token_ids for each in ids] == list(map(list, wanted))
+    assert rows[ids[-1]].stats.accepted > 0
 
 
 def test_a_draft_model_that_never_drafts_never_runs(

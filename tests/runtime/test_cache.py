@@ -186,6 +186,25 @@ def test_rows_join_that_have_nothing_cached() -> None:
     assert first.num_bytes() == 0
 
 
+def test_rows_without_tokens_take_the_place_of_others() -> None:
+    """KV buffers do not grow for rows that join without a token, and such a row may be moved before
+    they do. A former row may have left a NaN where it goes."""
+    cache = kv_cache([4, 4])
+    rows = fill(cache, [3, 2])
+    assert cache.values[0] is not None
+    cache.values[0][0] = torch.nan
+    cache.join(kv_cache([1, 1, 1]))
+    cache.keep([4, 1, 3])
+    assert cache.lengths == cache.length_B.tolist() == [0, 2, 0]
+    torch.testing.assert_close(held(cache, 1), rows[1, :, :2])
+    cache.begin(1)
+    new_BHNC = torch.full((3, H, 1, C), 7.0)
+    _, values_BHNC = cache.update(new_BHNC, new_BHNC, 0)
+    cache.append(1)
+    assert bool(values_BHNC.isfinite().all())
+    assert [held(cache, row)[0, -1, 0] for row in range(3)] == [7, 7, 7]
+
+
 @pytest.mark.parametrize(
     ("free", "wanted"),
     [

@@ -208,13 +208,19 @@ class KVCache(Cache, Sequences):
         move_slots(self.own_in_use(), self.sequence_lengths, index_BD, first)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows in this order (``rows[i] >= i``); the KV buffers stay allocated."""
+        """Keeps these rows in this order (``rows[i] >= i``); the KV buffers stay allocated. Rows
+        that have joined without a token may lie beyond the KV buffers, which have not grown yet."""
         if self.prefixes is not None:
             self.prefixes.retain(self, sorted(set(range(self.num_rows)).difference(rows)))
         for buffer in self._buffers():
+            allocated = buffer.shape[0]
             for to, row in enumerate(rows):
-                if to != row:
+                if to == row or to >= allocated:
+                    continue
+                if row < allocated:
                     buffer[to].copy_(buffer[row])
+                else:
+                    buffer[to].zero_()  # as in ``join``
         self.sequence_lengths = self.sequence_lengths.keep(rows)
         self.long = [self.long[row] for row in rows]
 
