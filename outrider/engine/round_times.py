@@ -238,6 +238,7 @@ class Script:
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
         reviewed: Sequence[Sequence[float]] = (),
+        overlaps: Sequence[Sequence[Sequence[float]]] = (),
     ) -> None:
         """Notes the times of a round, unless some row had no room for the whole draft."""
         if reviewed:

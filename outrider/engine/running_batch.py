@@ -40,6 +40,7 @@ from outrider.engine.newcomers import Newcomers, warp_of
 from outrider.engine.request import Row, TopLogprobs
 from outrider.engine.reviewing import Unreviewed
 from outrider.engine.round_counts import (
+    Line,
     copy_to_host,
     count_columns,
     overlap_of,
@@ -48,6 +49,7 @@ from outrider.engine.round_counts import (
 from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
 from outrider.engine.rules_by_row import RulesByRow
 from outrider.runtime import HFModel
+from outrider.verifiers import Rejection
 
 _NO_DRAFT = NoDraft()
 
@@ -209,7 +211,7 @@ class RunningBatch:
             divergence_BDM = measured_divergence(round_, verifier)
         observation = None if observer is None else observer.observe(round_, self.rows)
         overlap = overlap_of(round_, verifier.lossless)
-        accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
+        accepted, overlaps = self._read(round_, logprobs, overlap, divergence_BDM, observation)
         draft, total = self._charge(began)
         if governor is not None and unreviewed is not None and asked is not None:
             forced: Sequence[int] = ()
@@ -217,8 +219,11 @@ class RunningBatch:
             if self._forced is not None:
                 forced, ran_drafter = self._forced.numbers, self._forced.ran_drafter
             reviewed = () if labels_BK is None else labels_BK.tolist()
+            by_overlap = isinstance(verifier, Rejection) and round_.draft.is_chain
             governor.learn(
-                asked, self._memories, accepted, greedy, draft, total, forced, ran_drafter, reviewed
+                *(asked, self._memories, accepted, greedy, draft, total, forced, ran_drafter),
+                reviewed,
+                overlaps=overlaps if by_overlap else (),
             )
             unreviewed.add(round_, verifier, drafted=asked.length > 0)
             self._explain(asked)
@@ -384,12 +389,13 @@ class RunningBatch:
         overlap: Overlap | None,
         divergence_BDM: Tensor | None,
         observation: Observation | None,
-    ) -> list[int | None]:
+    ) -> tuple[list[int | None], list[Line]]:
         """Copies the round's numbers to the host, the one device-to-host synchronisation of a
         round; commits the round, and hands each row its tokens or its error.
 
         Returns:
-            By row, how many tokens were accepted; None if the row is over.
+            By row, how many tokens were accepted, None if the row is over; and, by row, the numbers
+            of ``overlap``, none without it.
         """
         assert self._context is not None
         sums = self._context.health.drain(first=self._target)
@@ -429,7 +435,9 @@ class RunningBatch:
                 observation.read(seen, watched_line)
             if dead and numbers[-1] < kept:
                 row.error = dead_end(round_, b, row, int(numbers[-1]), kept)
-        return [None if row.over else n for row, n in zip(self.rows, accepted, strict=True)]
+        going = [None if row.over else n for row, n in zip(self.rows, accepted, strict=True)]
+        first = num_numbers + 1
+        return going, [line[first:][: len(overlaps)] for line in lines] if overlaps else []
 
     def _commit(self, round_: Round, num_accepted: Sequence[int]) -> None:
         assert self._context is not None

@@ -154,6 +154,29 @@ def test_statistics_explain_the_choices() -> None:
     assert (fixed.draft_lengths, fixed.probe_share, fixed.believed_tokens) == ([], 0.0, 0.0)
 
 
+@pytest.mark.parametrize(("method", "tells"), [("speculative", True), ("block", False)])
+def test_governors_learn_from_the_probabilities_of_drafts(
+    method: str, tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that α is computed from, where each token is verified by itself."""
+    reached = overlap = 0.0
+    learn = BatchGovernor.learn
+
+    def noting(self: BatchGovernor, *arguments: Any, overlaps: Any) -> None:
+        nonlocal reached, overlap
+        for positions, products in overlaps:
+            assert positions[0] in (0, 1)  # 0 where a row drafts nothing
+            reached, overlap = reached + sum(positions), overlap + sum(products)
+        learn(self, *arguments, overlaps=overlaps)
+
+    monkeypatch.setattr(BatchGovernor, "learn", noting)
+    sampling = Sampling(temperature=0.8, max_new_tokens=60, ignore_eos=True, seed=None)
+    results = engine_of(TARGET, DRAFT, method, "auto").generate(PROMPTS, sampling)
+    assert (reached > 0) == tells
+    if tells:
+        assert overlap / reached == pytest.approx(results.stats.alpha, abs=1e-6)
+
+
 def test_rows_may_ask_for_less() -> None:
     engine = engine_of(TARGET, TARGET, "speculative", AUTO)
     own = [Speculation(num_speculative_tokens=n) for n in (0, 1, 8, 2, 3)]

@@ -13,7 +13,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import PositionRates, RowMemory, probability
+from outrider.engine.governor.acceptance import Counts, PositionRates, RowMemory, probability
 from outrider.engine.governor.allocation import Goodput
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import GAIN_SHARE, REVIEW_SHARE, Governor
@@ -57,9 +57,9 @@ class Script:
             each = [min(length, limit) for limit in limits]
             return Asked(0, length, each, behind=self.behind, reviews=reviews)
 
-        def learn(governor: BatchGovernor, asked: Asked, *_: Any) -> None:
+        def learn(governor: BatchGovernor, asked: Asked, *more: Any, overlaps: Any) -> None:
             if asked.reviews:
-                self.labels[self.rounds - 1] = _[-1]
+                self.labels[self.rounds - 1] = more[-1]
 
         monkeypatch.setattr(BatchGovernor, "ask", ask)
         monkeypatch.setattr(BatchGovernor, "learn", learn)
@@ -228,7 +228,7 @@ def test_many_labels_weigh_like_some_rounds() -> None:
     many.review([0.0] * 512, 1)
     for rates in (few, many):
         for number in range(2, 12):
-            rates.learn([(1, 1)] * 4, number)
+            rates.learn([Counts.of(1, 1)] * 4, number)
     assert [probability(rates.odds(1)[0]) for rates in (few, many)] == pytest.approx(
         [0.72] * 2, abs=0.1
     )

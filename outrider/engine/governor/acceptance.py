@@ -10,6 +10,13 @@ the row: the odds against what the row accepted over the odds against what the c
 Both are estimated from discounted counts of labels, which are 1 for each accepted token and 0 for
 the first rejected one. A position that the draft did not
 reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
+Where a draft x_1 … x_n was sampled and verified by token-level rejection, both counts of a position
+are replaced by what they are expected to be, given the draft. With r_i = min(1, p(x_i) / q(x_i)),
+
+    tried_k       r_1 … r_{k-1}        the probability that position k is verified
+    accepted_k    r_1 … r_k            that its token is accepted, too
+
+which have the same means and less noise (Rao and Blackwell).
 A review (``reviews.py``) gives labels of the first position without a draft: the probabilities of
 acceptance, from 0 to 1, that tokens which the target emitted would have had.
 
@@ -62,6 +69,45 @@ class Kind(NamedTuple):
     repeats: bool = False
 
 
+class Counts(NamedTuple):
+    """What a draft shows of each position, from the first on, as far as anything is known of it.
+
+    Attributes:
+        tried: the probability that the position was verified; 1 where it is known to have been.
+        accepted: the probability that its token was accepted.
+    """
+
+    tried: Sequence[float]
+    accepted: Sequence[float]
+
+    @classmethod
+    def of(cls, length: int, accepted: int) -> "Counts":
+        """Of a draft of which so many tokens were accepted.
+
+        Args:
+            length: how many tokens were asked for.
+            accepted: how many were accepted.
+        """
+        tried = min(accepted + 1, length)
+        return cls([1.0] * tried, [float(k < accepted) for k in range(tried)])
+
+    @classmethod
+    def expected(cls, length: int, reached: Sequence[float], overlap: Sequence[float]) -> "Counts":
+        """Of a draft, whatever was accepted of it.
+
+        Args:
+            length: how many tokens were asked for, at least 1.
+            reached: r_1 … r_{k-1} of each position; 0 where the draft has none.
+            overlap: r_1 … r_k.
+        """
+        drafted = sum([w > 0 for w in reached[:length]])
+        tried, accepted = list(reached[:drafted]), list(overlap[:drafted])
+        if drafted < length:
+            tried.append(accepted[-1] if drafted else 1.0)
+            accepted.append(0.0)
+        return cls(tried, accepted)
+
+
 class PositionRates:
     """The estimates o_k of a class of rows."""
 
@@ -73,24 +119,23 @@ class PositionRates:
         self._first_accepted = self._first_tried = 0.0
         self._odds: list[float] = []
 
-    def learn(self, outcomes: Sequence[tuple[int, int]], now: int) -> None:
-        """Takes the outcomes of a round.
+    def learn(self, drafts: Sequence[Counts], now: int) -> None:
+        """Takes the drafts of a round.
 
         Args:
-            outcomes: by row, the tokens that it was asked to draft, and how many were accepted.
+            drafts: of the rows.
             now: number of the round, counted over all batches.
         """
-        asked = [pair for pair in outcomes if pair[0]]
-        if not asked:
+        longest = max([len(tried) for tried, _ in drafts], default=0)
+        if not longest:
             return
-        self._fade(now, max(tokens for tokens, _ in asked))
-        for tokens, accepted in asked:
-            self._take_first(accepted > 0)
-            for k in range(accepted):
-                self._accepted[k] += 1
-                self._tried[k] += 1
-            if accepted < tokens:
-                self._tried[accepted] += 1
+        self._fade(now, longest)
+        for tried, accepted in drafts:
+            if tried:
+                self._take_first(accepted[0])
+            for k, (verified, kept) in enumerate(zip(tried, accepted, strict=True)):
+                self._tried[k] += verified
+                self._accepted[k] += kept
 
     def review(self, labels: Sequence[float], now: int) -> None:
         """Takes the labels of a review, at least one; many of them weigh no more than some rounds
@@ -160,23 +205,23 @@ class RowRates:
         self.factor = 1.0
         self._accepted = self._tried = self._predicted = 0.0
 
-    def learn(self, odds: Sequence[float], tokens: int, accepted: int, now: int) -> None:
-        """Takes the row's outcome of a round.
+    def learn(self, odds: Sequence[float], draft: Counts, now: int) -> None:
+        """Takes the row's draft of a round.
 
         Args:
             odds: o_k, as the class predicted.
-            tokens: how many the row was asked to draft, at least 1.
-            accepted: how many were accepted.
+            draft: of at least one token.
             now: number of the round.
         """
-        tried = min(accepted + 1, tokens)
-        self._learn(accepted, tried, sum([1 / (1 + o) for o in odds[:tried]]), now)
+        tried, accepted = draft
+        predicted = sum([w / (1 + o) for w, o in zip(tried, odds, strict=False)])
+        self._learn(sum(accepted), sum(tried), predicted, now)
 
     def review(self, odds: float, labels: Sequence[float], now: int) -> None:
         """Takes the row's labels of a review, at least one; ``odds`` is o_1."""
         self._learn(sum(labels), len(labels), len(labels) / (1 + odds), now)
 
-    def _learn(self, accepted: float, tried: int, predicted: float, now: int) -> None:
+    def _learn(self, accepted: float, tried: float, predicted: float, now: int) -> None:
         kept = _ROW_KEPT ** (now - self._last)
         self._last = now
         self._accepted = self._accepted * kept + accepted

@@ -84,6 +84,7 @@ class LengthChooser(Protocol):
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
         reviewed: Sequence[Sequence[float]] = (),
+        overlaps: Sequence[Sequence[Sequence[float]]] = (),
     ) -> None:
         """Takes what a round showed; as :meth:`BatchGovernor.learn`."""
 
@@ -281,6 +282,7 @@ class BatchGovernor:
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
         reviewed: Sequence[Sequence[float]] = (),
+        overlaps: Sequence[Sequence[Sequence[float]]] = (),
     ) -> None:
         """Takes what a round showed.
 
@@ -295,6 +297,9 @@ class BatchGovernor:
                 rows tell nothing of the acceptance of drafts.
             ran_drafter: whether the drafter took part; False where all drafts were forced.
             reviewed: by row, the labels of a review, as many in each; empty if there was none.
+            overlaps: by row, the probabilities that each position of the draft was verified, and
+                that its token was accepted (``Counts.expected``); empty if only what was accepted
+                is known.
         """
         if asked is self._rest and not forced:
             self._rested.append(total)
@@ -318,7 +323,10 @@ class BatchGovernor:
                 with self._governor.lock:
                     self._governor.earn_reviews(gained / len(rows))
         self._outcomes.append(
-            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, changes, reviewed)
+            Outcome(
+                *(asked, length, rows, accepted, greedy, draft, total, forced, changes, reviewed),
+                overlaps,
+            )
         )
         if reviewed:
             with self._governor.lock:

@@ -211,10 +211,10 @@ class Governor:
 
     def _learn_acceptance(self, kind: Kind, source: int, labels: Sequence[Label]) -> None:
         of_class = self.rates(kind, source)
-        odds = of_class.odds(max([label.length for label in labels]))
-        for row, length, accepted, now in labels:
-            row.of(source).learn(odds, length, accepted, now)
-        of_class.learn([(label.length, label.accepted) for label in labels], self.now)
+        odds = of_class.odds(max([len(draft.tried) for _, draft, _ in labels]))
+        for row, draft, now in labels:
+            row.of(source).learn(odds, draft, now)
+        of_class.learn([draft for _, draft, _ in labels], self.now)
 
     # --------------------------------------------------------------------------------- predictions
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.acceptance import Counts, RowMemory
 from outrider.engine.governor.allocation import Goodput
 
 
@@ -50,18 +50,16 @@ class Asked:
 
 
 class Label(NamedTuple):
-    """How much of a row's draft was accepted.
+    """What a round showed of a row's draft.
 
     Attributes:
         row: what is remembered of the row.
-        length: how many tokens it was asked to draft, at least 1.
-        accepted: how many of them were accepted.
+        draft: what was accepted of the draft, of at least one token.
         now: number of the round.
     """
 
     row: RowMemory
-    length: int
-    accepted: int
+    draft: Counts
     now: int
 
 
@@ -85,12 +83,18 @@ class Outcome:
     forced: Sequence[int]
     changes: bool
     reviewed: Sequence[Sequence[float]] = ()
+    overlaps: Sequence[Sequence[Sequence[float]]] = ()
 
     def labels(self, now: int) -> Iterator[Label]:
         """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
         over or that had forced tokens."""
         forced = self.forced or [0] * len(self.rows)
         each = zip(self.rows, self.asked.lengths, self.accepted, forced, strict=True)
-        for row, length, accepted, num_forced in each:
-            if accepted is not None and length and not num_forced:
-                yield Label(row, length, min(accepted, length), now)
+        for b, (row, length, accepted, num_forced) in enumerate(each):
+            if accepted is None or not length or num_forced:
+                continue
+            if self.overlaps:
+                draft = Counts.expected(length, *self.overlaps[b])
+            else:
+                draft = Counts.of(length, min(accepted, length))
+            yield Label(row, draft, now)
