@@ -19,7 +19,7 @@ ended. Writes ``benchmarks/results/serving.json`` and ``serving.md``, or ``servi
 ``serving_smollm2_ours``.
 
 Bars: at one client the server has at least 0.97 of the engine's tokens per second, at eight at
-least 0.9.
+least 0.9; a server with drafts has at least 0.97 of one without, whatever the number of clients.
 """
 
 import argparse
@@ -58,6 +58,7 @@ METHODS = {"embedded": ("plain", "speculative"), "smollm2": ("plain", "eagle3")}
 
 TITLES = {"embedded": "embedded target", "smollm2": "SmolLM2-135M-Instruct"}
 BARS = {1: 0.97, 8: 0.9}
+NEVER_SLOWER = 0.97
 PROMPT_TOKENS = 48
 LIMIT = 1800.0  # seconds of a measurement
 CLIENTS = ", clients"
@@ -283,26 +284,42 @@ def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace, speeds
 def ratios(
     table: Table, methods: Sequence[str], clients: Sequence[int]
 ) -> dict[str, dict[int, float]]:
-    """Of each method, the server's speed over the engine's: the median over the repeats."""
+    """Of each method, the server's speed over the engine's."""
     return {
-        method: {
-            num: statistics.median(
-                s / e
-                for s, e in zip(
-                    table[f"outrider serve, {method}"][num],
-                    table[f"engine, {method}"][num],
-                    strict=True,
-                )
-            )
-            for num in clients
-        }
+        method: _medians(table[_server(method)], table[f"engine, {method}"], clients)
         for method in methods
+    }
+
+
+def gains(
+    table: Table, methods: Sequence[str], clients: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    """Of each method that drafts, the server's speed over that of the first method, which does
+    not."""
+    plain, *drafting = methods
+    return {
+        method: _medians(table[_server(method)], table[_server(plain)], clients)
+        for method in drafting
+    }
+
+
+def _server(method: str) -> str:
+    return f"outrider serve, {method}"
+
+
+def _medians(
+    these: dict[int, list[float]], those: dict[int, list[float]], clients: Sequence[int]
+) -> dict[int, float]:
+    """By number of clients, the median over the repeats of the ratio of two rows."""
+    return {
+        num: statistics.median(a / b for a, b in zip(these[num], those[num], strict=True))
+        for num in clients
     }
 
 
 def page(report: dict[str, Any], table: Table) -> str:
     """The results as a page."""
-    where, found = report["about"], report["ratios"]
+    where = report["about"]
     clients = where["clients"]
     lines = header(
         "Servers",
@@ -321,13 +338,23 @@ def page(report: dict[str, Any], table: Table) -> str:
         ),
     )
     lines += ["", *(f"{each}." for each in where["missing"])]
-    lines += bars_table(
-        (f"server over engine, {method}, {num} clients: ≥ {bar}", f"{ratio:.3f}", ratio >= bar)
-        for method, by_clients in found.items()
-        for num, ratio in by_clients.items()
-        if (bar := BARS.get(num)) is not None
-    )
+    lines += bars_table((claim, f"{ratio:.3f}", ratio >= bar) for claim, ratio, bar in bars(report))
     return "\n".join([*lines, ""])
+
+
+def bars(report: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Each bar: what it demands, what was measured, and the least that meets it."""
+    found = [
+        (f"server over engine, {method}, {num} clients: ≥ {BARS[num]}", ratio, BARS[num])
+        for method, by_clients in report["ratios"].items()
+        for num, ratio in by_clients.items()
+        if num in BARS
+    ]
+    for by_clients in report["gains"].values():
+        for num, gain in by_clients.items():
+            claim = f"server with drafts over server without, {num} clients: ≥ {NEVER_SLOWER}"
+            found.append((claim, gain, NEVER_SLOWER))
+    return found
 
 
 def _clients_told(shares: dict[str, dict[int, float]]) -> str:
@@ -406,16 +433,13 @@ def main(arguments: list[str] | None = None) -> int:
         "rows": table,
         "clients": shares,
         "ratios": ratios(table, methods, given.clients),
+        "gains": gains(table, methods, given.clients),
     }
     name = "serving" if given.pair == "embedded" else f"serving_{given.pair}"
     name += "_ours" if given.ours else ""
     publish(given.out, name, report, page(report, table))
     given.kept.unlink(missing_ok=True)
-    is_met = [
-        report["ratios"][method][num] >= bar for method in methods for num, bar in BARS.items()
-        if num in given.clients
-    ]  # fmt: skip
-    return 0 if all(is_met) else 1
+    return 0 if all(ratio >= bar for _, ratio, bar in bars(report)) else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tiny_servers import tiny_engine
 
 from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.protocol import Batch
-from benchmarks.serving import Measure, Row, Speeds, page, ratios, run
+from benchmarks.serving import Measure, Row, Speeds, gains, page, ratios, run
 from outrider.serve.app import create_app
 
 METHODS = "plain", "speculative"
@@ -53,7 +53,10 @@ def test_ratios_and_bars(tmp_path: Path) -> None:
         "missing": ["a peer: not installed"],
     }  # fmt: skip
     shares = {row: {1: 0.0, 8: 0.0} for row in table}
-    text = page({"about": where, "ratios": found, "clients": shares}, table)
+    drafts = gains(table, METHODS, GIVEN.clients)
+    report = {"about": where, "ratios": found, "gains": drafts, "clients": shares}
+    text = page(report, table)
+    assert "| server with drafts over server without, 8 clients: ≥ 0.97 | 1.000 | yes |" in text
     assert "SmolLM2-135M-Instruct in bfloat16" in text
     assert "one processor" not in text
     assert "|  | 1 client | 8 clients |" in text
@@ -61,7 +64,9 @@ def test_ratios_and_bars(tmp_path: Path) -> None:
     assert "| server over engine, speculative, 8 clients: ≥ 0.9 | 0.980 | yes |" in text
     found["plain"][1] = 0.9
     shares["outrider serve, plain"] = {1: 0.01, 8: 0.04}
-    text = page({"about": where, "ratios": found, "clients": shares}, table)
+    drafts["speculative"][8] = 0.66
+    text = page(report, table)
+    assert "| server with drafts over server without, 8 clients: ≥ 0.97 | 0.660 | no |" in text
     assert "it comes to 0.5% at 1, 2.0% at 8." in text
     assert "| server over engine, plain, 1 clients: ≥ 0.97 | 0.900 | no |" in text
 
