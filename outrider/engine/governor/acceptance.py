@@ -38,6 +38,7 @@ new output would begin with drafts that hundreds of rounds have shown to be usel
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from outrider.engine.governor.repetition import Repetition
@@ -81,6 +82,7 @@ class Counts(NamedTuple):
     accepted: Sequence[float]
 
     @classmethod
+    @cache  # one for each pair, as most rows need one in each round
     def of(cls, length: int, accepted: int) -> "Counts":
         """Of a draft of which so many tokens were accepted.
 
@@ -89,7 +91,7 @@ class Counts(NamedTuple):
             accepted: how many were accepted.
         """
         tried = min(accepted + 1, length)
-        return cls([1.0] * tried, [float(k < accepted) for k in range(tried)])
+        return cls((1.0,) * tried, tuple(float(k < accepted) for k in range(tried)))
 
     @classmethod
     def expected(cls, length: int, reached: Sequence[float], overlap: Sequence[float]) -> "Counts":
@@ -130,12 +132,13 @@ class PositionRates:
         if not longest:
             return
         self._fade(now, longest)
+        all_tried, all_accepted = self._tried, self._accepted
         for tried, accepted in drafts:
             if tried:
                 self._take_first(accepted[0])
-            for k, (verified, kept) in enumerate(zip(tried, accepted, strict=True)):
-                self._tried[k] += verified
-                self._accepted[k] += kept
+            for k, share in enumerate(tried):
+                all_tried[k] += share
+                all_accepted[k] += accepted[k]
 
     def review(self, labels: Sequence[float], now: int) -> None:
         """Takes the labels of a review, at least one; many of them weigh no more than some rounds
