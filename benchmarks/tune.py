@@ -19,9 +19,7 @@ The report keeps the pairs of earlier runs that are not measured again.
 import argparse
 import json
 import random
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +39,8 @@ from outrider.lab.tune.tuning import TuneSettings, Tuning
 from outrider.train.ngram import build_ngram
 
 PAIRS = ("embedded", "smollm2", "poor")
+WORK = Path("runs/tune")
+"""For the poor draft and the files of n-grams, whose names results have."""
 SIZES = (1, 4, 16)
 WANTED, WITHIN_AT_1, WITHIN = 0.95, 0.10, 0.15
 _BESIDE_PLAIN = 4  # configurations that are compared with one run of plain decoding
@@ -57,11 +57,13 @@ def main() -> None:
     document["about"] = page.about(command_line(), minutes=options.minutes)
     for name in options.pair or PAIRS:
         print(f"{name}: tuning", flush=True)
-        with _pair(name, options.smollm2) as (target, draft, data), _folder() as folder:
-            tuner = _tuner(target, draft, data, folder / "t.ngram", options)
-            tuning = tuner.run()
-            trials = search(tuner, options)
-            last = finals(tuner, tuning, trials, options)
+        ngrams = WORK / f"{name}.ngram"
+        WORK.mkdir(parents=True, exist_ok=True)
+        ngrams.unlink(missing_ok=True)  # as a user finds it
+        tuner = _tuner(*_pair(name, options.smollm2), ngrams, options)
+        tuning = tuner.run()
+        trials = search(tuner, options)
+        last = finals(tuner, tuning, trials, options)
         document["pairs"][name] = compared(tuning, trials, last) | {"command": command_line()}
         page.write(options.out, "tune", document, markdown(document))
     print(markdown(document))
@@ -224,16 +226,13 @@ def _tuner(
     return tuner_of(plan, settings, given, lambda stage, share: print(f"  {stage}", flush=True))
 
 
-@contextmanager
-def _pair(name: str, smollm2: Path) -> Iterator[tuple[str, str, str]]:
+def _pair(name: str, smollm2: Path) -> tuple[str, str, str]:
     """Target, draft and prompts."""
     if name == "smollm2":
-        yield str(smollm2), "embedded:smollm2-eagle3", "builtin:prose"
-    elif name == "embedded":
-        yield "embedded", "embedded", "builtin:code"
-    else:
-        with _folder() as folder:
-            yield "embedded", str(noisy_draft(folder)), "builtin:code"
+        return str(smollm2), "embedded:smollm2-eagle3", "builtin:prose"
+    if name == "embedded":
+        return "embedded", "embedded", "builtin:code"
+    return "embedded", str(noisy_draft(WORK / "poor-draft")), "builtin:code"
 
 
 def noisy_draft(folder: Path) -> Path:
@@ -248,12 +247,6 @@ def noisy_draft(folder: Path) -> Path:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(assets.draft_path()).save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="outrider-tune-") as folder:
-        yield Path(folder)
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
