@@ -40,7 +40,7 @@ from outrider.train.ngram import build_ngram
 
 PAIRS = ("embedded", "smollm2", "poor")
 WORK = Path("runs/tune")
-"""For the poor draft and the files of n-grams, whose names results have."""
+"""Folder of the poor draft and of n-gram tables, which results name."""
 SIZES = (1, 4, 16)
 WANTED, WITHIN_AT_1, WITHIN = 0.95, 0.10, 0.15
 _BESIDE_PLAIN = 4  # configurations that are compared with one run of plain decoding
@@ -55,11 +55,11 @@ def main() -> None:
     if file.exists():
         document = json.loads(file.read_text(encoding="utf-8"))
     document["about"] = page.about(command_line(), minutes=options.minutes)
+    WORK.mkdir(parents=True, exist_ok=True)
     for name in options.pair or PAIRS:
         print(f"{name}: tuning", flush=True)
         ngrams = WORK / f"{name}.ngram"
-        WORK.mkdir(parents=True, exist_ok=True)
-        ngrams.unlink(missing_ok=True)  # as a user finds it
+        ngrams.unlink(missing_ok=True)  # tune counts the table
         tuner = _tuner(*_pair(name, options.smollm2), ngrams, options)
         tuning = tuner.run()
         trials = search(tuner, options)

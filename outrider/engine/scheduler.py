@@ -379,8 +379,8 @@ def _culprits(error: Exception, at_work: list[Row]) -> list[Row]:
 
 
 def _warn_of(error: Exception) -> None:
-    """Warns of an error that none of its rows has repeated. They have all gone on, so that nobody
-    else would tell of it."""
+    """Warns of an error of a step that did not recur when each of the step's rows ran alone: all of
+    them have gone on, so no request reports it."""
     line = traceback.extract_tb(error.__traceback__)[-1]
     warnings.warn(
         f"a step failed, and its requests were run again, each without an error: "

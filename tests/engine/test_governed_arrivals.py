@@ -1,6 +1,7 @@
 """Requests arrive, end and are aborted while a governor chooses at random: drafts of all lengths,
 none, reviews, prompts that the draft model reads late. Greedy outputs equal plain decoding's, and
-no step fails (``filterwarnings``): the scheduler would recover, and only the time would tell.
+no step fails. The scheduler recovers from a step that fails, with right outputs and a warning,
+which pytest's settings (``filterwarnings`` in pyproject.toml) turn into an error.
 """
 
 from __future__ import annotations

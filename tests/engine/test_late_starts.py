@@ -75,8 +75,8 @@ def test_a_late_start_drafts_the_same_tokens(
 
 def test_rows_come_and_go_around_a_late_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows whose prompts the draft model has not read join one for which it has drafted, and are
-    moved when others leave, before it drafts again. An error that the scheduler recovers from fails
-    this test (``filterwarnings``)."""
+    moved when others leave, before it drafts again. A step that fails makes the scheduler warn,
+    which pytest's settings turn into an error."""
     script(monkeypatch, 12, late=True, period=20)
     prompts = ragged_prompts([9, 1, 12, 30])
     samplings = [Sampling(temperature=0, max_new_tokens=n, ignore_eos=True) for n in (90, 4, 6, 40)]

@@ -8,15 +8,17 @@ o_k belongs to the position: the odds against acceptance, the prior that the row
 sampled ones, greedy ones, and greedy ones that repeat themselves (``repetition.py``). f belongs to
 the row: the odds against what the row accepted over the odds against what the class had predicted.
 Both are estimated from discounted counts of labels, which are 1 for each accepted token and 0 for
-the first rejected one. A position that the draft did not
-reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
-Where a draft x_1 … x_n was sampled and verified by token-level rejection, both counts of a position
-are replaced by what they are expected to be, given the draft. With r_i = min(1, p(x_i) / q(x_i)),
+the first rejected one. A position that was asked for and that the draft did not reach counts as
+rejected, so that p_k says what asking for it is worth.
 
-    tried_k       r_1 … r_{k-1}        the probability that position k is verified
-    accepted_k    r_1 … r_k            that its token is accepted, too
+Where token-level rejection sampling has verified a chain x_1 … x_n, the expected counts, given the
+draft, take the place of the counts. With r_i = min(1, p(x_i) / q(x_i)), a round adds
 
-which have the same means and less noise (Rao and Blackwell).
+    r_1 … r_{k-1}   to tried_k       the probability that position k is verified
+    r_1 … r_k       to accepted_k    the probability that its token is accepted, too
+
+They have the same means as the counts, and less variance (Rao and Blackwell).
+
 A review (``reviews.py``) gives labels of the first position without a draft: the probabilities of
 acceptance, from 0 to 1, that tokens which the target emitted would have had.
 
@@ -71,11 +73,11 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a draft shows of each position, from the first on, as far as anything is known of it.
+    """What a round adds to the counts of each position of a draft, from the first position on.
 
     Attributes:
-        tried: the probability that the position was verified; 1 where it is known to have been.
-        accepted: the probability that its token was accepted.
+        tried: 1 where the position was verified, or the probability that it is.
+        accepted: 1 where its token was accepted, or the probability that it is; else 0.
     """
 
     tried: Sequence[float]
@@ -84,7 +86,7 @@ class Counts(NamedTuple):
     @classmethod
     @cache  # one for each pair, as most rows need one in each round
     def of(cls, length: int, accepted: int) -> "Counts":
-        """Of a draft of which so many tokens were accepted.
+        """The counts of a draft of which so many tokens were accepted.
 
         Args:
             length: how many tokens were asked for.
@@ -95,12 +97,12 @@ class Counts(NamedTuple):
 
     @classmethod
     def expected(cls, length: int, reached: Sequence[float], overlap: Sequence[float]) -> "Counts":
-        """Of a draft, whatever was accepted of it.
+        """The expected counts of a draft, whatever was accepted of it.
 
         Args:
             length: how many tokens were asked for, at least 1.
-            reached: r_1 … r_{k-1} of each position; 0 where the draft has none.
-            overlap: r_1 … r_k.
+            reached: r_1 … r_{k-1} of each position k; 0 where the draft has no such position.
+            overlap: r_1 … r_k of each position k.
         """
         drafted = sum([w > 0 for w in reached[:length]])
         tried, accepted = list(reached[:drafted]), list(overlap[:drafted])
