@@ -17,13 +17,13 @@ bool right() {
       u[i] = round < 2 ? top * round : (i * 37 + round * 11) & top;
       x[i] = round % 3 == 0 ? 127 : round % 3 == 1 ? -127 : (i * 29 + round) % 255 - 127;
     }
-    const Integers found = dots<Bits>(all_lanes(round - 9), load_integers((int8_t*)u),
-                                      load_integers(x));
+    const Factors<Bits> factors(load_integers((int8_t*)u));
+    const Integers found = factors.dots(all_lanes(round - 9), load_integers(x));
     int32_t lanes[kBytes / 4];
     std::memcpy(lanes, &found, sizeof lanes);
     for (int64_t i = 0; i < kBytes / 4; i++) {
       int32_t sum = round - 9;
-      for (int64_t j = 4 * i; j < 4 * i + 4; j++) sum += u[j] * x[j];
+      for (int64_t j = 4 * i; j < 4 * i + 4; j++) sum += (u[j] - Factors<Bits>::kBias) * x[j];
       if (lanes[i] != sum)
         return std::printf("%d bits, lane %d: %d, not %d\n", Bits, int(i), lanes[i], sum), false;
     }

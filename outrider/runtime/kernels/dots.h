@@ -114,7 +114,7 @@ inline void dot_tile(const int32_t* x, int64_t stride, const Panels<BFloat16>& p
 template <int M, typename To>
 void dot_tokens(const int32_t* x, int64_t stride, const Panels<BFloat16>& panels, const To& to,
                 int64_t count) {
-  constexpr int P = panels_at_once(M);
+  constexpr int P = panels_at_once<BFloat16>(M);
   int64_t p = 0;
   for (; p + P <= count; p += P) dot_tile<M, P>(x, stride, panels + p, to.at(0, p * kPanel));
   if constexpr (P > 1)

@@ -168,8 +168,8 @@ inline void tile(const float* x, const GroupedPanels<Bits, Offset>& panels, cons
           const Pair weights = affine[p].weights(step.at(i));
           for (int m = 0; m < M; m++) {
             const V input(x[m * panels.K + k + i]);
-            sums[p][m][0] = at::vec::fmadd(input, weights.low, sums[p][m][0]);
-            sums[p][m][1] = at::vec::fmadd(input, weights.high, sums[p][m][1]);
+            add_product<int8_t>(sums[p][m][0], input, weights.low);
+            add_product<int8_t>(sums[p][m][1], input, weights.high);
           }
         }
       }

@@ -99,8 +99,9 @@ struct RoundedTokens {
   }
 };
 
-// A vector of integers, and dots<Bits>(sum, u, x): adds to each 32-bit lane the products of four
-// bytes u below 2^Bits and four signed bytes x.
+// A vector of integers, and dots_of(sum, u, x), which adds to each 32-bit lane the products of four
+// bytes u and four signed bytes x of at most 127. Without an instruction for it (OUTRIDER_DOTS), pairs
+// of products are added in 16 bits, so that u may be 128 at most.
 #if defined(CPU_CAPABILITY_AVX512)
 
 using Integers = __m512i;
@@ -111,17 +112,20 @@ inline Integers lower_nibbles(Integers u) { return _mm512_and_si512(u, _mm512_se
 inline Integers upper_nibbles(Integers u) { return lower_nibbles(_mm512_srli_epi16(u, 4)); }
 
 #if defined(__AVX512VNNI__)
-template <int Bits>
-inline Integers dots(Integers sum, Integers u, Integers x) {
+#define OUTRIDER_DOTS
+inline Integers dots_of(Integers sum, Integers u, Integers x) {
   return _mm512_dpbusd_epi32(sum, u, x);
 }
 #else
-// Products of pairs are added in 16 bits, which takes bytes u of 4 bits.
-inline Integers nibble_dots(Integers sum, Integers nibbles, Integers x, int16_t times) {
-  const Integers pairs = _mm512_maddubs_epi16(nibbles, x);
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(times)));
+inline Integers dots_of(Integers sum, Integers u, Integers x) {
+  const Integers pairs = _mm512_maddubs_epi16(u, x);
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
-#define OUTRIDER_NIBBLE_DOTS
+inline Integers without_bias(Integers u) { return _mm512_xor_si512(u, _mm512_set1_epi8(-128)); }
+inline Integers magnitude_of(Integers q) { return _mm512_abs_epi8(q); }
+inline Integers with_sign(Integers x, Integers q) {
+  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(q), _mm512_setzero_si512(), x);
+}
 #endif
 
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -136,16 +140,18 @@ inline Integers lower_nibbles(Integers u) { return _mm256_and_si256(u, _mm256_se
 inline Integers upper_nibbles(Integers u) { return lower_nibbles(_mm256_srli_epi16(u, 4)); }
 
 #if defined(__AVXVNNI__)
-template <int Bits>
-inline Integers dots(Integers sum, Integers u, Integers x) {
+#define OUTRIDER_DOTS
+inline Integers dots_of(Integers sum, Integers u, Integers x) {
   return _mm256_dpbusd_avx_epi32(sum, u, x);
 }
 #else
-inline Integers nibble_dots(Integers sum, Integers nibbles, Integers x, int16_t times) {
-  const Integers pairs = _mm256_maddubs_epi16(nibbles, x);
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(times)));
+inline Integers dots_of(Integers sum, Integers u, Integers x) {
+  const Integers pairs = _mm256_maddubs_epi16(u, x);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-#define OUTRIDER_NIBBLE_DOTS
+inline Integers without_bias(Integers u) { return _mm256_xor_si256(u, _mm256_set1_epi8(-128)); }
+inline Integers magnitude_of(Integers q) { return _mm256_abs_epi8(q); }
+inline Integers with_sign(Integers x, Integers q) { return _mm256_sign_epi8(x, q); }
 #endif
 
 #else
@@ -165,8 +171,8 @@ inline V floats(const Integers& sums) {
 inline Integers lower_nibbles(const Integers& u) { return u & 0x0f0f0f0f; }
 inline Integers upper_nibbles(const Integers& u) { return (u >> 4) & 0x0f0f0f0f; }
 
-template <int Bits>
-inline Integers dots(Integers sum, const Integers& u, const Integers& x) {
+#define OUTRIDER_DOTS
+inline Integers dots_of(Integers sum, const Integers& u, const Integers& x) {
   for (int shift = 0; shift < 32; shift += 8)
     sum += (u >> shift & 255) * (x << (24 - shift) >> 24);
   return sum;
@@ -174,12 +180,28 @@ inline Integers dots(Integers sum, const Integers& u, const Integers& x) {
 
 #endif
 
-#if defined(OUTRIDER_NIBBLE_DOTS)
+// Bytes u below 2^Bits; dots() adds the products of u - kBias and x.
 template <int Bits>
-inline Integers dots(Integers sum, Integers u, Integers x) {
-  if constexpr (Bits == 4) return nibble_dots(sum, u, x, 1);
-  return nibble_dots(nibble_dots(sum, lower_nibbles(u), x, 1), upper_nibbles(u), x, 16);
-}
+struct Factors {
+  static constexpr int kBias = 0;
+  Integers u;
+
+  explicit Factors(Integers bytes) : u(bytes) {}
+  Integers dots(Integers sum, Integers x) const { return dots_of(sum, u, x); }
+};
+
+#if !defined(OUTRIDER_DOTS)
+// q x = |q| (x with the sign of q), for q = u - 128.
+template <>
+struct Factors<8> {
+  static constexpr int kBias = 128;
+  Integers q, magnitude;
+
+  explicit Factors(Integers bytes) : q(without_bias(bytes)), magnitude(magnitude_of(q)) {}
+  Integers dots(Integers sum, Integers x) const {
+    return dots_of(sum, magnitude, with_sign(x, q));
+  }
+};
 #endif
 
 // Consecutive panels of a layer.
@@ -202,7 +224,7 @@ struct IntegerPanels {
 // given.
 template <int Bits, bool Offset>
 inline Integers started(int32_t start) {
-  if constexpr (Bits == 8) return all_lanes(start);
+  if constexpr (Bits == 8) return all_lanes(Factors<8>::kBias ? 0 : start);
   return all_lanes(Offset ? 0 : start / 16);
 }
 
@@ -235,19 +257,19 @@ inline void add_group(const RoundedInputs& x, int64_t g, const IntegerPanels<Bit
   const int8_t *words = from + Format::kHead, *inputs = x.values + g * panel.group;
   for (const int8_t* end = inputs + panel.group; inputs < end; inputs += kChunk)
     unrolled<kChunk / Format::kInputs>([&](auto word) ALWAYS_INLINE {
-      auto add = [&](Integers low, Integers high, int first) ALWAYS_INLINE {
+      auto add = [&](Factors<Bits> low, Factors<Bits> high, int first) ALWAYS_INLINE {
         unrolled<M>([&](auto m) ALWAYS_INLINE {
           const Integers input = all_lanes(word_of(inputs + m * K + first));
-          parts[m][0] = dots<Bits>(parts[m][0], low, input);
-          parts[m][1] = dots<Bits>(parts[m][1], high, input);
+          parts[m][0] = low.dots(parts[m][0], input);
+          parts[m][1] = high.dots(parts[m][1], input);
         });
       };
       const Integers low = load_integers(words), high = load_integers(words + Format::kWords / 2);
       if constexpr (Bits == 8) {
-        add(low, high, 4 * word);
+        add(Factors<8>(low), Factors<8>(high), 4 * word);
       } else {
-        add(lower_nibbles(low), lower_nibbles(high), 8 * word);
-        add(upper_nibbles(low), upper_nibbles(high), 8 * word + 4);
+        add(Factors<4>(lower_nibbles(low)), Factors<4>(lower_nibbles(high)), 8 * word);
+        add(Factors<4>(upper_nibbles(low)), Factors<4>(upper_nibbles(high)), 8 * word + 4);
       }
       words += Format::kWords;
     });

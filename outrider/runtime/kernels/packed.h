@@ -121,6 +121,26 @@ inline void store_half(const V& sums, const Target& to, int m, int64_t first) {
         to.outputs - first);
 }
 
+// sum += x w, for weights w that are stored as W.
+//
+// With AVX2's 16 registers GCC spills sums of six tokens if it may choose which operand the
+// instruction overwrites, unless the instruction reads w from memory, as it does where w is stored as
+// floats.
+template <typename W>
+inline __attribute__((always_inline)) void add_product(V& sum, const V& x, const V& w) {
+#if defined(CPU_CAPABILITY_AVX2)
+  if constexpr (!std::is_same_v<W, float>) {
+    __m256 total = sum;
+    asm("vfmadd231ps %2, %1, %0"
+        : "+x"(total)
+        : "x"(static_cast<__m256>(x)), "x"(static_cast<__m256>(w)));
+    sum = total;
+    return;
+  }
+#endif
+  sum = at::vec::fmadd(x, w, sum);
+}
+
 // y = x wᵀ + bias for M tokens and P panels.
 template <int M, int P, typename W>
 inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
@@ -140,8 +160,8 @@ inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
         const Pair weights = inputs.at(i);
         for (int m = 0; m < M; m++) {
           const V input(x[m * K + k + i]);
-          sums[p][m][0] = at::vec::fmadd(input, weights.low, sums[p][m][0]);
-          sums[p][m][1] = at::vec::fmadd(input, weights.high, sums[p][m][1]);
+          add_product<W>(sums[p][m][0], input, weights.low);
+          add_product<W>(sums[p][m][1], input, weights.high);
         }
       }
     }
@@ -161,15 +181,16 @@ inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
 }
 
 // Panels computed together, enough of them to hide the latency of additions, where their sums fit into
-// the registers.
+// the registers: AVX-512 has 32 of them, AVX2 16, of which weights that become floats take some.
+template <typename W>
 constexpr int panels_at_once(int M) {
-  constexpr int kMost = kLanes == 16 ? 4 : 3;  // AVX-512 has 32 registers
+  constexpr int kMost = kLanes == 16 ? 4 : std::is_same_v<W, float> ? 3 : 2;
   return M == 1 ? 4 : M <= kMost ? 2 : 1;
 }
 
 template <typename W>
 constexpr int panels_of(const Panels<W>*, int M) {
-  return panels_at_once(M);
+  return panels_at_once<W>(M);
 }
 
 // Not inlined: within multiply_panels the compiler allots registers worse, and with AVX2 layers of 4
