@@ -13,9 +13,9 @@ from statistics import mean, quantiles
 from typing import Any
 
 from benchmarks import page
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import MOST, Sources
 from outrider.lab.metadata import command_line
 

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.reviews import MOST_REVIEWED
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import Sources
 
 Accepts = Callable[[int], float]

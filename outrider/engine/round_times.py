@@ -34,8 +34,8 @@ from outrider.core import REVIEW_WIDTH, Budget, Capabilities, Context, Draft, Dr
 from outrider.core.errors import OutriderError
 from outrider.drafters.chain.none import NoDraft, NoState
 from outrider.engine.engine import Engine
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.saved_times import (
     ReviewTime,
     RoundTime,

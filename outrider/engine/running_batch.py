@@ -31,9 +31,9 @@ from outrider.drafters.chain.none import NoDraft
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.forced import ForcedTokens, can_force
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import LengthChooser
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of

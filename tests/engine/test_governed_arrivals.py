@@ -16,9 +16,9 @@ from tiny_models import engine_of, greedy, tiny
 from tiny_recurrent import tiny_recurrent
 from tiny_seq2seq import tiny_seq2seq
 
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.runtime import HFModel
 
 DTYPE = torch.float64

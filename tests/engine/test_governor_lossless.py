@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from outrider.core import Budget, Context, Draft, Prefix, Stream, Verifier
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import Sources
 from outrider.testing import (
     DistributionFactory,

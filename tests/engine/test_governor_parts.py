@@ -7,18 +7,14 @@ from operator import mul
 
 import pytest
 
-from outrider.engine.governor.acceptance import (
-    Counts,
-    PositionRates,
-    RowMemory,
-    RowRates,
-    odds_against,
-    probability,
-)
+from outrider.engine.governor.acceptance import PositionRates, odds_against, probability
 from outrider.engine.governor.allocation import expected_tokens
 from outrider.engine.governor.catch_up import CatchUp
 from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
+from outrider.engine.governor.counts import Counts
 from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.row_memory import RowMemory
+from outrider.engine.governor.row_rates import Factor, RowRates
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources, draft_lengths
 
@@ -374,6 +370,51 @@ def test_predictions_of_rows_are_calibrated() -> None:
             predicted = sum(p for p, _ in pairs) / len(pairs)
             observed = sum(hit for _, hit in pairs) / len(pairs)
             assert predicted == pytest.approx(observed, abs=0.1)
+
+
+def test_a_few_rejections_are_taken_for_chance() -> None:
+    """After ten rounds with half of the acceptance a row is still believed to be much like its
+    class, which has seen many."""
+    of_class, row = [odds_against(0.6)], RowRates()
+    for now in range(10):
+        row.learn(of_class, Counts((1.0,), (0.3,)), now)
+    assert 0.45 < row.survival(of_class)[0] < 0.58
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.85, 0.1), (0.1, 0.85)])
+def test_a_text_that_changes_is_noticed_within_eight_rounds(before: float, after: float) -> None:
+    """Of a class that has not changed, in rounds that verify two tokens each."""
+    of_class, row = [odds_against(before)] * 2, RowRates()
+    for now in range(100):
+        row.learn(of_class, Counts((1.0, 1.0), (before, before)), now)
+    assert row.survival(of_class)[0] == pytest.approx(before, abs=0.01)
+    for now in range(100, 108):
+        row.learn(of_class, Counts((1.0, 1.0), (after, after)), now)
+    assert row.survival(of_class)[0] == pytest.approx(after, abs=0.25)
+
+
+def test_estimates_are_weighed_by_their_posterior_probabilities() -> None:
+    """Brute force over all sequences of which estimate is the better one, which changes with
+    probability 0.01 per round and is the recent one with probability 0.1 at first."""
+    drawn, row, odds = random.Random(5), RowRates(), odds_against(0.6)
+    estimates, likelihoods = (Factor(0.95, 40.0), Factor(0.75, 2.0)), []
+    for now in range(6):
+        hits = drawn.randint(0, 3)
+        predicted = [probability(odds * each.value) for each in estimates]
+        likelihoods.append([p**hits * (1 - p) ** (3 - hits) for p in predicted])
+        for each in estimates:
+            each.learn(hits, 3, 1.8, 1)
+        row.learn([odds] * 3, Counts((1.0,) * 3, tuple(float(k < hits) for k in range(3))), now + 1)
+    total = [0.0, 0.0]
+    for states in itertools.product((0, 1), repeat=7):
+        weight = (0.9, 0.1)[states[0]]
+        for likelihood, state, following in zip(likelihoods, states, states[1:], strict=False):
+            weight *= likelihood[state] * (0.99 if state == following else 0.01)
+        total[states[-1]] += weight
+    share = total[1] / sum(total)
+    first, second = (probability(odds * each.value) for each in estimates)
+    wanted = (1 - share) * first + share * second
+    assert row.survival([odds])[0] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_row_that_was_given_up_is_like_its_class_again_in_time() -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from outrider.engine.governor.acceptance import Kind, RowMemory
+from outrider.engine.governor.acceptance import Kind
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.probes import ROUNDS_OF_NONE
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources
 

@@ -10,11 +10,12 @@ from tiny_models import engine_of, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
 from outrider.drafters import ModelDrafter
-from outrider.engine.governor.acceptance import Kind, RowMemory
+from outrider.engine.governor.acceptance import Kind
 from outrider.engine.governor.batch_governor import HEED, LONGEST_REST, Balance, BatchGovernor
 from outrider.engine.governor.governor import REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.repetition import Repetition
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources
 

@@ -13,12 +13,14 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import Counts, PositionRates, RowMemory, probability
+from outrider.engine.governor.acceptance import PositionRates, probability
 from outrider.engine.governor.allocation import Goodput
 from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.counts import Counts
 from outrider.engine.governor.governor import GAIN_SHARE, REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.reviews import MOST_REVIEWED
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import Sources
 
 TARGET = tiny(dtype=torch.float64, std=0.2)

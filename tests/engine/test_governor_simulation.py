@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from simulated_rounds import Accepts, Machine, Simulation, constant
 
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.allocation import Goodput, Option
 from outrider.engine.governor.batch_governor import LONGEST_STAND, BatchGovernor
 from outrider.engine.governor.governor import PROBE_SHARE, RETRY_SHARE, Governor
 from outrider.engine.governor.probes import Probes, Retry
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import Sources
 
 MACHINES = {

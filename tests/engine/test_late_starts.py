@@ -10,10 +10,10 @@ from simulated_rounds import Machine, Simulation, constant
 from tiny_models import engine_of, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import START_SHARE
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.runtime import HFModel
 
 TARGET = tiny(dtype=torch.float64, std=0.2)

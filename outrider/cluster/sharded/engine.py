@@ -7,10 +7,10 @@ from outrider.cluster.sharded.lockstep import FollowingScheduler, LeadingSchedul
 from outrider.cluster.sharded.ranks import Ranks
 from outrider.core.errors import IncompatibleError, RankError
 from outrider.engine import Engine
-from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.request import Row
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler

@@ -6,30 +6,14 @@ The probability that the k-th drafted token is accepted, given that those before
 
 o_k belongs to the position: the odds against acceptance, the prior that the rows of a class share:
 sampled ones, greedy ones, and greedy ones that repeat themselves (``repetition.py``). f belongs to
-the row: the odds against what the row accepted over the odds against what the class had predicted.
-Both are estimated from discounted counts of labels, which are 1 for each accepted token and 0 for
-the first rejected one. A position that was asked for and that the draft did not reach counts as
-rejected, so that p_k says what asking for it is worth.
-
-Where token-level rejection sampling has verified a chain x_1 … x_n, the expected counts, given the
-draft, take the place of the counts. With r_i = min(1, p(x_i) / q(x_i)), a round adds
-
-    r_1 … r_{k-1}   to tried_k       the probability that position k is verified
-    r_1 … r_k       to accepted_k    the probability that its token is accepted, too
-
-They have the same means as the counts, and less variance (Rao and Blackwell).
+the row (``row_rates.py``). Both are estimated from discounted counts of labels (``counts.py``), so
+that p_k says what asking for position k is worth.
 
 A review (``reviews.py``) gives labels of the first position without a draft: the probabilities of
 acceptance, from 0 to 1, that tokens which the target emitted would have had.
 
     o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed
     p_0 = (A_1 + 16 * 0.6) / (V_1 + 16)        A_1 accepted of the last V_1 first tokens, some 30
-    f   = odds against (A + r P) / (V + r)  over  odds against P
-                                               P the class's mean prediction in V labels, r = 5
-
-In rounds without a label f goes back towards 1, log f by 3 % a round: the text moves on, and a row
-that was given up after a few rejected drafts is tried again if its class accepts them. Reviews may
-be too dear to show it.
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
@@ -40,22 +24,18 @@ new output would begin with drafts that hundreds of rounds have shown to be usel
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import NamedTuple
 
-from outrider.engine.governor.repetition import Repetition
+from outrider.engine.governor.counts import Counts
 
 ASSUMED = 0.6
 """p_0, the acceptance that is assumed, where nothing has been verified."""
 
 _STRENGTH = 2.0
 _FIRST_STRENGTH = 16.0  # of p_0, before the first label
-_ROW_STRENGTH = 5.0
-_KEPT = 0.97
+_KEPT = 0.98
 _KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
-_ROW_KEPT = 0.9
-_FACTOR_KEPT = 0.97  # of log f, per round without a label
 _MOST_REVIEWED = 24  # labels that a review counts as at most
 _LEAST = 0.005
 
@@ -70,46 +50,6 @@ class Kind(NamedTuple):
 
     greedy: bool
     repeats: bool = False
-
-
-class Counts(NamedTuple):
-    """What a round adds to the counts of each position of a draft, from the first position on.
-
-    Attributes:
-        tried: 1 where the position was verified, or the probability that it is.
-        accepted: 1 where its token was accepted, or the probability that it is; else 0.
-    """
-
-    tried: Sequence[float]
-    accepted: Sequence[float]
-
-    @classmethod
-    @cache  # one for each pair, as most rows need one in each round
-    def of(cls, length: int, accepted: int) -> "Counts":
-        """The counts of a draft of which so many tokens were accepted.
-
-        Args:
-            length: how many tokens were asked for.
-            accepted: how many were accepted.
-        """
-        tried = min(accepted + 1, length)
-        return cls((1.0,) * tried, tuple(float(k < accepted) for k in range(tried)))
-
-    @classmethod
-    def expected(cls, length: int, reached: Sequence[float], overlap: Sequence[float]) -> "Counts":
-        """The expected counts of a draft, whatever was accepted of it.
-
-        Args:
-            length: how many tokens were asked for, at least 1.
-            reached: r_1 … r_{k-1} of each position k; 0 where the draft has no such position.
-            overlap: r_1 … r_k of each position k.
-        """
-        drafted = sum([w > 0 for w in reached[:length]])
-        tried, accepted = list(reached[:drafted]), list(overlap[:drafted])
-        if drafted < length:
-            tried.append(accepted[-1] if drafted else 1.0)
-            accepted.append(0.0)
-        return cls(tried, accepted)
 
 
 class PositionRates:
@@ -187,134 +127,6 @@ class PositionRates:
                 p = (self._accepted[k] + strength * p) / (self._tried[k] + strength)
             yield odds_against(p)
             strength = _STRENGTH
-
-
-class RowRates:
-    """The estimate f of a row.
-
-    Attributes:
-        factor: f.
-        undrafted: committed tokens since the row last drafted: those that a draft model has not
-            read.
-    """
-
-    __slots__ = ("_accepted", "_last", "_predicted", "_tried", "factor", "undrafted")
-
-    def __init__(self) -> None:
-        self.undrafted = 0
-        self._last = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begins anew: the row is of another class from now on."""
-        self.factor = 1.0
-        self._accepted = self._tried = self._predicted = 0.0
-
-    def learn(self, odds: Sequence[float], draft: Counts, now: int) -> None:
-        """Takes the row's draft of a round.
-
-        Args:
-            odds: o_k, as the class predicted.
-            draft: of at least one token.
-            now: number of the round.
-        """
-        tried, accepted = draft
-        predicted = sum([w / (1 + o) for w, o in zip(tried, odds, strict=False)])
-        self._learn(sum(accepted), sum(tried), predicted, now)
-
-    def review(self, odds: float, labels: Sequence[float], now: int) -> None:
-        """Takes the row's labels of a review, at least one; ``odds`` is o_1."""
-        self._learn(sum(labels), len(labels), len(labels) / (1 + odds), now)
-
-    def _learn(self, accepted: float, tried: float, predicted: float, now: int) -> None:
-        kept = _ROW_KEPT ** (now - self._last)
-        self._last = now
-        self._accepted = self._accepted * kept + accepted
-        self._tried = self._tried * kept + tried
-        self._predicted = self._predicted * kept + predicted
-        mean = self._predicted / self._tried
-        rate = (self._accepted + _ROW_STRENGTH * mean) / (self._tried + _ROW_STRENGTH)
-        self.factor = odds_against(rate) / odds_against(mean)
-
-    def survival(self, odds: Sequence[float], now: int | None = None) -> list[float]:
-        """The probability that each position and all before it are accepted.
-
-        Args:
-            odds: o_k.
-            now: number of the round, by which f has gone back towards 1 since the last label; None
-                leaves f as the last label left it.
-        """
-        found, alive, factor = [], 1.0, self.factor
-        if now is not None:
-            factor **= _FACTOR_KEPT ** (now - self._last)
-        for o in odds:
-            alive /= 1 + factor * o
-            found.append(alive)
-        return found
-
-
-class RowMemory:
-    """What the governor remembers of a row.
-
-    Args:
-        greedy: whether the row is at temperature 0.
-        prompt: the tokens that its output continues.
-        output: its output, which grows.
-        repeatable: whether its output must be repeatable, and depends on draft lengths.
-
-    Attributes:
-        repeatable: as given.
-        kind: the class whose estimates it shares.
-        rates: by source, the row's acceptance.
-        has_changed: whether it began or ceased to repeat itself since its drafts were looked at.
-    """
-
-    __slots__ = (
-        "_num_followed",
-        "_output",
-        "_repetition",
-        "has_changed",
-        "kind",
-        "rates",
-        "repeatable",
-    )
-
-    def __init__(
-        self,
-        greedy: bool,
-        prompt: Sequence[int] = (),
-        output: Sequence[int] = (),
-        repeatable: bool = False,
-    ) -> None:
-        self.repeatable = repeatable
-        self.rates: dict[int, RowRates] = {}
-        self._repetition = Repetition(prompt if greedy else ())
-        self.has_changed = self._repetition.is_on
-        self.kind = Kind(greedy, self._repetition.is_on)
-        self._output, self._num_followed = output, 0
-
-    def follow(self) -> None:
-        """Reads what was added to the output since the last call; of greedy rows only."""
-        if not self.kind.greedy:
-            return
-        repetition = self._repetition
-        if repetition.take(self._output[self._num_followed :]):
-            self.has_changed = True
-            self.kind = Kind(self.kind.greedy, repetition.is_on)
-            for rates in self.rates.values():
-                rates.begin()
-        self._num_followed = len(self._output)
-
-    def of(self, source: int) -> RowRates:
-        """The row's acceptance of a source."""
-        if source not in self.rates:
-            self.rates[source] = RowRates()
-        return self.rates[source]
-
-
-def have_changed(rows: Sequence[RowMemory]) -> bool:
-    """Whether at least half of the rows have."""
-    return 2 * sum([row.has_changed for row in rows]) >= len(rows)
 
 
 def odds_against(p: float) -> float:

@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Protocol
 
-from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
 from outrider.engine.governor.probes import NEVER, ROUNDS_OF_NONE, Probes
 from outrider.engine.governor.reviews import Reviews
+from outrider.engine.governor.row_memory import RowMemory, have_changed
 
 HYSTERESIS = 1.03
 _TO_START = 1.05

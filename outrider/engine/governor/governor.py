@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from threading import Lock
 
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import Kind, PositionRates, RowMemory, probability
+from outrider.engine.governor.acceptance import Kind, PositionRates, probability
 from outrider.engine.governor.allocation import Promise, expected_tokens
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.outcomes import Label, Outcome
+from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.saved_times import ReviewTime, RoundTime
 from outrider.engine.governor.sources import Sources
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import Counts, RowMemory
 from outrider.engine.governor.allocation import Goodput
+from outrider.engine.governor.counts import Counts
+from outrider.engine.governor.row_memory import RowMemory
 
 
 @dataclass(slots=True)

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.core import REVIEW_WIDTH
-from outrider.engine.governor.acceptance import RowMemory, have_changed
 from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import REVIEW_SHARE, Governor
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.row_memory import RowMemory, have_changed
 
 MOST_REVIEWED = 8
 """Most tokens of each row that are compared."""

@@ -1,0 +1,147 @@
+"""The estimate of a row's acceptance: by how much it differs from its class.
+
+f, a factor on the class's odds against acceptance, has two estimates from the row's labels,
+
+    f_i = odds against (A_i + r_i P_i) / (V_i + r_i)  over  odds against P_i
+
+                       label per round kept    class counts as
+    i = 1, steady      0.95                    r_1 = 40 labels
+    i = 2, recent      0.75                    r_2 = 2 labels
+
+of the discounted numbers of labels V_i, of accepted ones among them A_i, and of what the class had
+predicted of them, P_i V_i. Most rounds that differ from the class differ by chance, so that f_1
+predicts better. Where the text changes, f_2 does, after few rounds. The prediction for a label
+
+    p = (1 - w) p_1 + w p_2
+
+weighs both by how well each predicted the labels so far: w is the posterior probability that f_2 is
+the better one, if which of them is changes with probability 0.01 per round (the fixed share of
+Herbster and Warmuth, 1998).
+
+In rounds without a label f goes back towards 1, log f by 3 % a round: the text moves on, and a row
+that was given up after a few rejected drafts is tried again if its class accepts them. Reviews may
+be too dear to show it.
+"""
+
+from collections.abc import Sequence
+from math import exp, log
+
+from outrider.engine.governor.acceptance import odds_against, probability
+from outrider.engine.governor.counts import Counts
+
+_STEADY = 0.95, 40.0  # of a label kept per round, labels that the class counts as
+_RECENT = 0.75, 2.0
+_FIRST_WEIGHT = 0.1  # w of a row without labels
+_SHARE = 0.01
+_FACTOR_KEPT = 0.97  # of log f, per round without a label
+
+
+class Factor:
+    """An estimate of f.
+
+    Args:
+        kept: of a label, per round.
+        strength: labels that the class's prediction counts as.
+
+    Attributes:
+        value: f.
+    """
+
+    __slots__ = ("_accepted", "_kept", "_predicted", "_strength", "_tried", "value")
+
+    def __init__(self, kept: float, strength: float) -> None:
+        self._kept, self._strength = kept, strength
+        self._accepted = self._tried = self._predicted = 0.0
+        self.value = 1.0
+
+    def learn(self, accepted: float, tried: float, predicted: float, rounds: int) -> None:
+        """Takes labels.
+
+        Args:
+            accepted: accepted ones.
+            tried: all of them.
+            predicted: how many of them the class predicted to be accepted.
+            rounds: since the last labels.
+        """
+        kept = self._kept**rounds
+        self._accepted = self._accepted * kept + accepted
+        self._tried = self._tried * kept + tried
+        self._predicted = self._predicted * kept + predicted
+        mean = self._predicted / self._tried
+        rate = (self._accepted + self._strength * mean) / (self._tried + self._strength)
+        self.value = odds_against(rate) / odds_against(mean)
+
+
+class RowRates:
+    """The estimate f of a row.
+
+    Attributes:
+        factor: f.
+        undrafted: committed tokens since the row last drafted: those that a draft model has not
+            read.
+    """
+
+    __slots__ = ("_last", "_recent", "_steady", "_weight", "factor", "undrafted")
+
+    def __init__(self) -> None:
+        self.undrafted = 0
+        self._last = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins anew: the row is of another class from now on."""
+        self.factor = 1.0
+        self._steady, self._recent = Factor(*_STEADY), Factor(*_RECENT)
+        self._weight = _FIRST_WEIGHT
+
+    def learn(self, odds: Sequence[float], draft: Counts, now: int) -> None:
+        """Takes the row's draft of a round.
+
+        Args:
+            odds: o_k, as the class predicted.
+            draft: of at least one token.
+            now: number of the round.
+        """
+        tried, accepted = draft
+        predicted = sum([w / (1 + o) for w, o in zip(tried, odds, strict=False)])
+        self._learn(sum(accepted), sum(tried), predicted, now)
+
+    def review(self, odds: float, labels: Sequence[float], now: int) -> None:
+        """Takes the row's labels of a review, at least one; ``odds`` is o_1. They come one by one,
+        since the first of them teach f_2 to predict the others."""
+        for label in labels:
+            self._learn(label, 1.0, 1 / (1 + odds), now)
+
+    def _learn(self, accepted: float, tried: float, predicted: float, now: int) -> None:
+        rounds, self._last = now - self._last, now
+        odds = odds_against(predicted / tried)
+        self._weigh(accepted, tried, odds, rounds)
+        for each in (self._steady, self._recent):
+            each.learn(accepted, tried, predicted, rounds)
+        p_1, p_2 = (probability(each.value * odds) for each in (self._steady, self._recent))
+        self.factor = odds_against((1 - self._weight) * p_1 + self._weight * p_2) / odds
+
+    def _weigh(self, accepted: float, tried: float, odds: float, rounds: int) -> None:
+        """Updates w by what both estimates had predicted of labels."""
+        back = _FACTOR_KEPT ** max(0, rounds - 1)
+        o_1, o_2 = (odds * each.value**back for each in (self._steady, self._recent))
+        likelihood = (tried - accepted) * log(o_2 / o_1) - tried * log((1 + o_2) / (1 + o_1))
+        ratio = exp(max(-30.0, min(30.0, likelihood)))
+        weight = self._weight * ratio / (self._weight * ratio + 1 - self._weight)
+        self._weight = weight + _SHARE * (1 - 2 * weight)
+
+    def survival(self, odds: Sequence[float], now: int | None = None) -> list[float]:
+        """The probability that each position and all before it are accepted.
+
+        Args:
+            odds: o_k.
+            now: number of the round, by which f has gone back towards 1 since the last label; None
+                leaves f as the last label left it.
+        """
+        found, alive, factor = [], 1.0, self.factor
+        if now is not None:
+            factor **= _FACTOR_KEPT ** (now - self._last)
+        for o in odds:
+            alive /= 1 + factor * o
+            found.append(alive)
+        return found
