@@ -26,7 +26,7 @@ be too dear to show it.
 from collections.abc import Sequence
 from math import exp, log
 
-from outrider.engine.governor.acceptance import odds_against, probability
+from outrider.engine.governor.acceptance import probability
 from outrider.engine.governor.counts import Counts
 
 _STEADY = 0.95, 40.0  # of a label kept per round, labels that the class counts as
@@ -68,8 +68,9 @@ class Factor:
         self._tried = self._tried * kept + tried
         self._predicted = self._predicted * kept + predicted
         mean = self._predicted / self._tried
-        rate = (self._accepted + self._strength * mean) / (self._tried + self._strength)
-        self.value = odds_against(rate) / odds_against(mean)
+        hits = self._accepted + self._strength * mean
+        misses = self._tried + self._strength - hits
+        self.value = misses / hits * mean / (1 - mean)
 
 
 class RowRates:
@@ -114,17 +115,19 @@ class RowRates:
 
     def _learn(self, accepted: float, tried: float, predicted: float, now: int) -> None:
         rounds, self._last = now - self._last, now
-        odds = odds_against(predicted / tried)
+        odds = (tried - predicted) / predicted
+        steady, recent = self._steady, self._recent
         self._weigh(accepted, tried, odds, rounds)
-        for each in (self._steady, self._recent):
-            each.learn(accepted, tried, predicted, rounds)
-        p_1, p_2 = (probability(each.value * odds) for each in (self._steady, self._recent))
-        self.factor = odds_against((1 - self._weight) * p_1 + self._weight * p_2) / odds
+        steady.learn(accepted, tried, predicted, rounds)
+        recent.learn(accepted, tried, predicted, rounds)
+        p_1, p_2 = probability(steady.value * odds), probability(recent.value * odds)
+        p = (1 - self._weight) * p_1 + self._weight * p_2
+        self.factor = (1 - p) / p / odds
 
     def _weigh(self, accepted: float, tried: float, odds: float, rounds: int) -> None:
         """Updates w by what both estimates had predicted of labels."""
-        back = _FACTOR_KEPT ** max(0, rounds - 1)
-        o_1, o_2 = (odds * each.value**back for each in (self._steady, self._recent))
+        back = _FACTOR_KEPT ** (rounds - 1) if rounds > 1 else 1.0
+        o_1, o_2 = odds * self._steady.value**back, odds * self._recent.value**back
         likelihood = (tried - accepted) * log(o_2 / o_1) - tried * log((1 + o_2) / (1 + o_1))
         ratio = exp(max(-30.0, min(30.0, likelihood)))
         weight = self._weight * ratio / (self._weight * ratio + 1 - self._weight)
