@@ -117,7 +117,7 @@ def measure(
 ) -> Any:
     """This processor's section."""
     torch.set_num_threads(threads)
-    load_kernels()
+    load_kernels(few_bits=True)
     layers: list[dict[str, Any]] = []
     prefills: list[dict[str, Any]] = []
     for dtype in DTYPES:

@@ -16,7 +16,7 @@ OURS_EAGER = "outrider:speculative"
 OURS_DRAFTED = "ours, with a draft or head"
 OURS_EQUAL = "ours, with a draft or head, equal perplexity"
 OPENVINO_OR_LLAMA_CPP = "OpenVINO or llama.cpp, equal perplexity"
-LLAMA_CPP_16_BITS = "llama.cpp:plain, 16 bits"
+LLAMA_CPP_UNQUANTISED = "llama.cpp:plain, unquantised"
 _DRAFTED = ("speculative", "eagle3", "eagle3-hybrid", "eagle3-tree-hybrid", "auto")
 _EQUAL_OURS = ("", " q8_0", f" q8_0{ROUNDED}")
 _EQUAL_LLAMA_CPP = ("", " f16", " bf16", " q8_0")
@@ -50,7 +50,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             for method in ("plain", "speculative")
         ),
     ),
-    LLAMA_CPP_16_BITS: tuple(f"llama.cpp:plain{kind}" for kind in ("", " f16", " bf16")),
+    LLAMA_CPP_UNQUANTISED: tuple(f"llama.cpp:plain{kind}" for kind in ("", " f16", " bf16")),
 }
 """Rows of which the fastest counts, by the name of the group."""
 
@@ -125,7 +125,7 @@ BARS = (
     Bar("smollm2", OURS, "transformers:assisted", 3.0),
     Bar("smollm2", OURS_EQUAL, OPENVINO_OR_LLAMA_CPP, 1.3),
     Bar("smollm2", OURS_DRAFTED, "outrider:plain compiled", 1.4),
-    Bar("smollm2", "outrider:plain compiled", LLAMA_CPP_16_BITS, 1.0),
+    Bar("smollm2", "outrider:plain compiled", LLAMA_CPP_UNQUANTISED, 1.0),
     *(Bar("smollm2", f"ours, plain {kind}", f"llama.cpp:plain {kind}", 1.0) for kind in BLOCKS),
 )
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.kernels import NARROW, build, processors, use_kernels
 from outrider.runtime.kernels.build import load_kernels
+from outrider.runtime.kernels.grouped import GroupedLinear, rounded
 
 pytestmark = [
     pytest.mark.vector_width,
@@ -172,8 +174,33 @@ def test_bits_of_attention_do_not_depend_on_what_is_hidden() -> None:
 
 
 def test_every_source_is_compiled_once() -> None:
-    names = [name for unit in build._UNITS for name in unit]
+    names = [name for unit in (*build._KERNELS, *build._FEW_BITS) for name in unit]
     assert sorted(names) == [source.stem for source in build.SOURCES]
+
+
+def test_kernels_for_few_bits_are_compiled_for_the_first_model_that_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_kernels(few_bits=True)
+    compiled = []
+
+    def compile_kernels(library: Path, units: object) -> None:
+        compiled.append(units)
+        library.parent.mkdir(exist_ok=True)
+        library.touch()
+
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
+    monkeypatch.setattr(build, "_few_bits_are_loaded", False)
+    monkeypatch.setattr(build, "compile_kernels", compile_kernels)
+    monkeypatch.setattr("ctypes.CDLL", Mock())
+    model = nn.Sequential(nn.Linear(64, 32))
+    use_kernels(model)
+    use_kernels(model)
+    assert compiled == [build._KERNELS]
+    weight = rounded(torch.randn(32, 64), 8, 32, False)
+    use_kernels(nn.Sequential(GroupedLinear(weight, None)))
+    assert compiled == [build._KERNELS, build._FEW_BITS]
 
 
 def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

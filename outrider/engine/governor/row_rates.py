@@ -128,8 +128,8 @@ class RowRates:
         """Updates w by what both estimates had predicted of labels."""
         back = _FACTOR_KEPT ** (rounds - 1) if rounds > 1 else 1.0
         o_1, o_2 = odds * self._steady.value**back, odds * self._recent.value**back
-        likelihood = (tried - accepted) * log(o_2 / o_1) - tried * log((1 + o_2) / (1 + o_1))
-        ratio = exp(max(-30.0, min(30.0, likelihood)))
+        log_ratio = (tried - accepted) * log(o_2 / o_1) - tried * log((1 + o_2) / (1 + o_1))
+        ratio = exp(max(-30.0, min(30.0, log_ratio)))
         weight = self._weight * ratio / (self._weight * ratio + 1 - self._weight)
         self._weight = weight + _SHARE * (1 - 2 * weight)
 

@@ -1,8 +1,8 @@
 // Attention for forward passes over few tokens, on a CPU.
 
-#include <ATen/ops/empty.h>
 #include <c10/util/SmallVector.h>
 
+#include "allocate.h"
 #include "attend.h"
 #include "attend_wide.h"
 #include "kernels.h"
@@ -27,14 +27,14 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const c10::SmallVector<int64_t, 4> sizes{q.size(0), q.size(2), q.size(1), v.size(3)};
   if (same && (q.size(2) > widest || tiles)) {
     const at::Tensor query = along(q);
-    at::Tensor out = at::empty(sizes, q.options());
+    at::Tensor out = allocate(sizes, dtype);
     with_type(dtype, [&](auto number) {
       WideAttention<decltype(number)>{query, key, value, added, factor, out}.run();
     });
     return out;
   }
   const at::Tensor query = along(narrow ? q : q.to(at::kFloat));
-  at::Tensor out = at::empty(sizes, query.options());
+  at::Tensor out = allocate(sizes, query.scalar_type());
   with_type(k.scalar_type(), [&](auto number) {
     Attention<decltype(number)>{query, key, value, added, factor, out}.run();
   });

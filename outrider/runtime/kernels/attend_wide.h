@@ -10,11 +10,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "allocate.h"
 #include "attend.h"
 #include "dots.h"
 #include "packed.h"
@@ -219,8 +219,8 @@ struct WideAttention {
     const int64_t tokens = std::clamp<int64_t>(kScores / slots / group, 1, std::min<int64_t>(N, 64));
     const int64_t blocks = (N + tokens - 1) / tokens;
     if (blocks == 1) return run_rows(B, size);
-    const at::Tensor packed = at::empty({B * G, size}, at::TensorOptions().dtype(at::kFloat));
-    float* base = packed.mutable_data_ptr<float>();
+    const Buffer<float> packed(B * G * size);
+    float* base = packed.data();
     share(B * G, 1, size, [&](int64_t i, int64_t last) {
       for (; i < last; i++) {
         const int64_t end = visible(i / G, 0, N).second;

@@ -1,7 +1,8 @@
 """Compiles the kernels once per kind of processor and version of torch, and loads them.
 
-The library lies in the cache folder (``runtime/cache_folder.py``) under a hash of all that it was
-compiled from.
+There are two libraries: that of all operators, and that of weights of few bits, which is compiled
+and loaded with the first model that has any. They lie in the cache folder
+(``runtime/cache_folder.py``) under a hash of all that they were compiled from.
 """
 
 import ctypes
@@ -24,37 +25,57 @@ from outrider.runtime.cache_folder import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-_UNITS = (
-    ("attend", "elementwise", "exact_mode", "move_slots", "shims", "truncate"),
-    ("kernels", "program"),
+_Units = tuple[tuple[str, ...], ...]
+
+_KERNELS: _Units = (
+    ("attend", "elementwise", "linear", "move_slots", "truncate"),
+    ("exact_mode", "operators", "packing", "program", "shims"),
 )
-"""Names of the sources that are compiled together. Each unit reads torch's headers, which takes a
-third of its time; two units that take about as long as each other keep two cores busy."""
+"""Names of the sources that are compiled together: those that compute by vectors, and those that
+need torch's operators. The headers of either take a few seconds to read; two units that take about
+as long as each other keep two cores busy."""
+
+_FEW_BITS: _Units = (("few_bits",),)
+
+_few_bits_are_loaded = False
 
 
-def load_kernels() -> bool:
+def load_kernels(*, few_bits: bool = False) -> bool:
     """Makes ``torch.ops.outrider`` available, compiling the kernels first if necessary.
 
+    Args:
+        few_bits: whether for weights of 8 or 4 bits in groups, too.
+
     Returns:
-        Whether it was compiled just now.
+        Whether they were compiled just now.
 
     Raises:
         KernelError: no C++ compiler, or one that fails.
     """
-    if kernels_are_loaded():
-        return False
-    _warn_of_portable_code()
-    library = cached_file("kernels", f"{kernels_key()}.so")
+    global _few_bits_are_loaded
+    compiled = False
+    if not kernels_are_loaded():
+        _warn_of_portable_code()
+        compiled = _load(f"{kernels_key()}.so", _KERNELS)
+    if few_bits and not _few_bits_are_loaded:
+        compiled |= _load(f"{kernels_key()}-few-bits.so", _FEW_BITS)
+        _few_bits_are_loaded = True
+    return compiled
+
+
+def _load(name: str, units: _Units) -> bool:
+    """Loads a library; returns whether it was compiled just now."""
+    library = cached_file("kernels", name)
     missing = not library.exists()
     if missing:
         try:
             with locked(library):
                 if not library.exists():
-                    compile_kernels(library)
+                    compile_kernels(library, units)
         except OSError as error:
             raise KernelError(f"cannot compile the kernels to {library.parent}: {error}") from error
     try:
-        # global, since compiled programs look up the shims in it
+        # global: programs look up the shims in it, and the second library the first one
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
@@ -80,7 +101,7 @@ def kernels_are_loaded() -> bool:
 
 
 def kernels_key() -> str:
-    """A hash of all that the library is compiled from."""
+    """A hash of all that the libraries are compiled from."""
     parts = [torch.__version__, sys.version, platform.machine(), *_flags()]
     parts += [path.read_text() for path in _read()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -109,8 +130,8 @@ def find_compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
-def compile_kernels(library: Path) -> None:
-    """Compiles the kernels to a library, which appears under its name once it is complete.
+def compile_kernels(library: Path, units: _Units = _KERNELS) -> None:
+    """Compiles a library, which appears under its name once it is complete.
 
     Raises:
         KernelError: no C++ compiler, or one that fails.
@@ -123,14 +144,14 @@ def compile_kernels(library: Path) -> None:
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
-        units = [Path(scratch, f"{names[0]}.cpp") for names in _UNITS]
-        for unit, names in zip(units, _UNITS, strict=True):
+        files = [Path(scratch, f"{names[0]}.cpp") for names in units]
+        for file, names in zip(files, units, strict=True):
             sources = [Path(__file__).with_name(f"{name}.cpp") for name in names]
-            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
-        objects = [str(Path(scratch, unit.stem)) for unit in units]
+            file.write_text("".join(f'#include "{source}"\n' for source in sources))
+        objects = [str(Path(scratch, file.stem)) for file in files]
         commands = [
-            [compiler, "-c", *_flags(), *includes, str(unit), "-o", compiled]
-            for unit, compiled in zip(units, objects, strict=True)
+            [compiler, "-c", *_flags(), *includes, str(file), "-o", compiled]
+            for file, compiled in zip(files, objects, strict=True)
         ]
         list(pool.map(_run, commands))
         whole = str(Path(scratch, "whole"))

@@ -1,11 +1,9 @@
 #include "elementwise.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "allocate.h"
 #include "share.h"
 #include "vectors.h"
 
@@ -29,7 +27,7 @@ static inline V gelu_tanh_of(const V& x) {
 template <V (*f)(const V&)>
 static at::Tensor elementwise(const at::Tensor& x) {
   const at::Tensor input = x.to(at::kFloat).contiguous();
-  at::Tensor output = at::empty_like(input);
+  at::Tensor output = allocate(input.sizes(), at::kFloat);
   const float* from = input.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
   const int64_t size = input.numel(), vectors = (size + kLanes - 1) / kLanes;
@@ -73,7 +71,7 @@ at::Tensor mean(const at::Tensor& x, bool keepdim) {
   const at::Tensor input = x.to(at::kFloat).contiguous();
   c10::DimVector sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = 1;
-  at::Tensor means = at::empty(sizes, input.options());
+  at::Tensor means = allocate(sizes, at::kFloat);
   float* to = means.mutable_data_ptr<float>();
   each_row(input, [&](int64_t row, const float* from, int64_t size) {
     to[row] = sum_row(from, size, [](const V& v) { return v; }) / static_cast<float>(size);
@@ -84,7 +82,7 @@ at::Tensor mean(const at::Tensor& x, bool keepdim) {
 at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias, double eps) {
   const at::Tensor input = x.to(at::kFloat).contiguous();
-  at::Tensor output = at::empty_like(input);
+  at::Tensor output = allocate(input.sizes(), at::kFloat);
   auto floats = [](const std::optional<at::Tensor>& each) {
     return each && each->defined() ? each->to(at::kFloat).contiguous() : at::Tensor();
   };

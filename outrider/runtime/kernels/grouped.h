@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "packed.h"
+#include "packing.h"
 
 namespace outrider {
 
 constexpr int64_t kHalfRows = sizeof(c10::Half);  // rows that hold a float16 per output
-constexpr int kStep = 8;  // inputs that are unpacked at once
 
 inline V load_half(const int8_t* from) {
 #if defined(CPU_CAPABILITY_AVX512)

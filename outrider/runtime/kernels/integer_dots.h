@@ -19,8 +19,8 @@
 #pragma once
 
 #include <ATen/cpu/vec/functional.h>
-#include <ATen/ops/empty.h>
 
+#include "allocate.h"
 #include "dots.h"
 #include "grouped.h"
 
@@ -79,24 +79,24 @@ inline float round_group(const T* x, int64_t count, int8_t* to, int32_t& start) 
 }
 
 // The memory of rounded inputs.
-struct RoundedTokens {
-  at::Tensor values, scales, starts;
-
+class RoundedTokens {
+ public:
   template <typename T>
   RoundedTokens(const T* x, int64_t M, int64_t K, int64_t group)
-      : values(at::empty({M, K}, at::kChar)),
-        scales(at::empty({M, K / group}, at::kFloat)),
-        starts(at::empty({M, K / group}, at::kInt)) {
-    int8_t* to = values.mutable_data_ptr<int8_t>();
-    float* scale = scales.mutable_data_ptr<float>();
-    int32_t* start = starts.mutable_data_ptr<int32_t>();
-    for (int64_t i = 0; i < M * (K / group); i++)
-      scale[i] = round_group(x + i * group, group, to + i * group, start[i]);
+      : K_(K), groups_(K / group), values_(M * K), scales_(M * groups_), starts_(M * groups_) {
+    for (int64_t i = 0; i < M * groups_; i++)
+      scales_.data()[i] =
+          round_group(x + i * group, group, values_.data() + i * group, starts_.data()[i]);
   }
   RoundedInputs inputs() const {
-    return {values.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
-            starts.const_data_ptr<int32_t>(), values.size(1), scales.size(1)};
+    return {values_.data(), scales_.data(), starts_.data(), K_, groups_};
   }
+
+ private:
+  int64_t K_, groups_;
+  Buffer<int8_t> values_;
+  Buffer<float> scales_;
+  Buffer<int32_t> starts_;
 };
 
 // A vector of integers, and dots_of(sum, u, x), which adds to each 32-bit lane the products of four
@@ -228,7 +228,6 @@ inline Integers started(int32_t start) {
   return all_lanes(Offset ? 0 : start / 16);
 }
 
-constexpr int64_t kChunk = 32;  // inputs, of which groups have a multiple
 constexpr int64_t kWordsAhead = 4096;  // bytes that are prefetched
 constexpr int kIntegerTile = 6;  // tokens whose sums of a group fit into the registers
 

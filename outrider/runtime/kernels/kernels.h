@@ -22,6 +22,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
 at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
                    at::IntArrayRef outputs, int64_t widest);
 
+// The same by torch, for weights (N, K).
+at::Tensor linears_by_torch(const at::Tensor& x, at::TensorList weights, at::TensorList biases);
+
 // softmax(scale q kᵀ + mask) v for q (B, H, N, C), k (B, G, S, C), v (B, G, S, D) and mask
 // (B or 1, 1, N, S), as (B, N, H, D); for more than `widest` query tokens in sums whose order depends
 // on their number (attend_wide.h).

@@ -69,7 +69,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     Raises:
         KernelError: they cannot be compiled here.
     """
-    load_kernels()
+    load_kernels(few_bits=any(map(_has_few_bits, module.modules())))
     _register_fakes()
     widest = _ANY if exact else NARROW
     pages = _Pages()
@@ -108,7 +108,7 @@ def use_grouped_kernels(module: nn.Module, name: str) -> None:
     if not layers:
         return
     try:
-        load_kernels()
+        load_kernels(few_bits=True)
     except KernelError as error:
         warnings.warn(
             f"{name} dequantises its weights in every forward pass, which is slow: {error}",
@@ -138,6 +138,12 @@ def rounds_inputs(module: nn.Module) -> bool:
     return any(
         isinstance(each, NarrowLinear) and each.weight.ndim == 5 for each in module.modules()
     )
+
+
+def _has_few_bits(layer: nn.Module) -> bool:
+    """Whether a layer has weights of few bits in groups, packed or not."""
+    is_packed = isinstance(layer, NarrowLinear) and layer.weight.ndim > 3
+    return is_packed or isinstance(layer, GroupedLinear)
 
 
 class _Pages:

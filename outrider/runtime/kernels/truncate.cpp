@@ -1,13 +1,12 @@
 #include "truncate.h"
 
-#include <ATen/ops/empty_like.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <functional>
 #include <vector>
 
+#include "allocate.h"
 #include "share.h"
 #include "vectors.h"
 
@@ -155,7 +154,7 @@ class Row {
 at::Tensor truncated(const at::Tensor& p, const at::Tensor& top_k, const at::Tensor& top_p,
                      const at::Tensor& strict, const at::Tensor& min_p) {
   const at::Tensor input = p.contiguous();
-  at::Tensor output = at::empty_like(input);
+  at::Tensor output = allocate(input.sizes(), at::kFloat);
   const int64_t size = p.size(-1), each = p.numel() / std::max<int64_t>(p.size(0) * size, 1);
   const float* from = input.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
