@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
@@ -17,11 +18,9 @@ os.environ["OUTRIDER_CACHE"] = os.environ.get("OUTRIDER_CACHE") or os.path.join(
 
 import pytest
 import torch
-import torch.fx.config
 
 torch.set_num_threads(1)
 gc.set_threshold(20_000)  # from 700: tracing makes millions of objects that stay
-torch.fx.config.do_not_emit_stack_traces = True  # a tenth of the time of tracing
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leaves the modules out of the search for cyclic garbage, which would look at their million
-    objects every time, and whenever a test collects garbage: up to a tenth of all time."""
+    objects every time, and whenever a test collects garbage: up to a tenth of all time. Programs
+    share precompiled headers, since the tests compile many of them."""
+    compile_cache = sys.modules.get("outrider.runtime.executors.compile_cache")
+    if compile_cache is not None:
+        compile_cache.PRECOMPILE_HEADERS = True  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()

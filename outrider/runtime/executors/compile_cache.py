@@ -7,7 +7,6 @@ that later runs need neither trace nor compile.
 """
 
 import copyreg
-import gc
 import hashlib
 import inspect
 import json
@@ -35,6 +34,7 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.executors.export import quick_tracing
 from outrider.runtime.executors.extracted import load_library
 from outrider.runtime.executors.library import Library
 from outrider.runtime.executors.parallel_regions import regions_where_they_pay
@@ -72,6 +72,10 @@ _TRACED = (
 )
 """Functions that programs consist of besides the methods of modules: their files are part of the
 name of a program."""
+
+PRECOMPILE_HEADERS = False
+"""Whether torch's two headers are compiled before the first program. That takes 10 to 15 seconds,
+and saves 3 to 6 for each program: it pays from the fourth on, but the first one comes later."""
 
 CPU = torch.device("cpu")
 _HANDLE = "AtenTensorHandle"
@@ -158,7 +162,7 @@ def compiled_program(
         raise ProgramMissingError(str(path))
     damaged = _identity(path)
     try:
-        with locked(path, wait=choice is Missing.COMPILE), _without_garbage_collection():
+        with locked(path, wait=choice is Missing.COMPILE), quick_tracing():
             if _identity(path) == damaged:  # no other process compiled it in the meantime
                 _warn_of_another_version(path.parent)
                 found = trace() if program is None else program
@@ -233,8 +237,7 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
     """The compiler's options for a module."""
     options: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
-        # precompiling torch's two headers takes 10 s, and saves each program 2 s
-        "aot_inductor.precompile_headers": False,
+        "aot_inductor.precompile_headers": PRECOMPILE_HEADERS,
         "always_keep_tensor_constants": True,  # else small weights are part of the code
         "size_asserts": False,
         "cpp.dynamic_threads": True,
@@ -273,18 +276,6 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
     finally:
         literals.unlink(missing_ok=True)
         scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turns off the search for cyclic garbage, which takes a tenth of the compiler's time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

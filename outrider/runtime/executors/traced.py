@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec, Nodes
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.executors.export import export
 from outrider.runtime.executors.traced_cache import (
     ROWS,
     KVBuffers,
@@ -361,13 +362,7 @@ class ResumedForward(ChainForward):
 def trace(each: TreeForward, buffers: KVBuffers) -> ExportedProgram:
     """The program of a forward pass over KV buffers like these."""
     of_buffers = varying(buffers, reads_sources=each.spec.reads_sources)
-    with torch.no_grad():
-        return torch.export.export(
-            each,
-            each.inputs(buffers, *_SIZES),
-            dynamic_shapes=(*each.sizes(), *of_buffers),
-            strict=False,
-        )
+    return export(each, each.inputs(buffers, *_SIZES), (*each.sizes(), *of_buffers))
 
 
 def _example_queries(

@@ -27,6 +27,7 @@ from outrider.core.capabilities import TreeShape
 from outrider.core.counts import DraftCounts
 from outrider.core.overlap import accepted_nodes, estimated_overlap, overlap_by_depth
 from outrider.runtime.executors.compile_cache import hash_of_sources
+from outrider.runtime.executors.export import export
 from outrider.runtime.executors.traced_cache import ROWS
 from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling import Sampling, Warp
@@ -248,8 +249,7 @@ def trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
             *([{0: ROWS}] * len(each) for each in (keys, parameters)),
         ]
     sizes += [by_node] * len(rest)
-    with torch.no_grad():
-        return torch.export.export(each, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
+    return export(each, inputs, sizes)
 
 
 def examples(

@@ -1,0 +1,66 @@
+"""Traces modules to programs, without work of torch that serves nothing here."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo.config
+import torch.fx.config
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+
+def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> ExportedProgram:
+    """The program of a module.
+
+    Args:
+        module: what the program computes.
+        inputs: examples.
+        sizes: by input, which of its sizes vary: the ``dynamic_shapes`` of ``torch.export``.
+
+    Raises:
+        Exception: whatever the tracer raises, which is of many kinds.
+    """
+    with torch.no_grad(), quick_tracing():
+        return torch.export.export(module, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
+
+
+@contextmanager
+def quick_tracing() -> Iterator[None]:
+    """Within it, torch traces and compiles in two thirds of the time. It does not
+
+    - write the Python code of a graph whenever a pass has changed the graph, but when it is run,
+    - keep the results of operators by the symbolic sizes of their inputs: few occur twice,
+    - note for each node of a graph where it is in the model's code,
+    - search for cyclic garbage.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_use_lazy_graph_module(True))
+        stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
+        stack.enter_context(_without_stack_traces())
+        stack.enter_context(_without_garbage_collection())
+        yield
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    before = torch.fx.config.do_not_emit_stack_traces
+    torch.fx.config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
