@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -50,9 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leaves the modules out of the search for cyclic garbage, which would look at their million
     objects every time, and whenever a test collects garbage: up to a tenth of all time. Programs
-    share precompiled headers, since the tests compile many of them."""
+    share precompiled headers, since the tests compile many of them; torch names such headers by
+    hashes that openssl computes."""
     compile_cache = sys.modules.get("outrider.runtime.executors.compile_cache")
-    if compile_cache is not None:
+    if compile_cache is not None and shutil.which("openssl"):
         compile_cache.PRECOMPILE_HEADERS = True  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()

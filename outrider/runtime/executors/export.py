@@ -47,7 +47,7 @@ def quick_tracing() -> Iterator[None]:
 
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    before = torch.fx.config.do_not_emit_stack_traces
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # older torch lacks it
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield
