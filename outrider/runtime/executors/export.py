@@ -30,7 +30,7 @@ def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> Ex
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within it, torch traces and compiles in two thirds of the time. It does not
+    """Within it, torch traces in two thirds of the time. It does not
 
     - write the Python code of a graph whenever a pass has changed the graph, but when it is run,
     - keep the results of operators by the symbolic sizes of their inputs: few occur twice,
