@@ -75,7 +75,8 @@ name of a program."""
 
 PRECOMPILE_HEADERS = False
 """Whether torch's two headers are compiled before the first program. That takes 10 to 15 seconds,
-and saves 3 to 6 for each program: it pays from the fourth on, but the first one comes later."""
+and saves 2 to 7 for each program: it pays from about the fourth on, and the first one comes later.
+Needs ``openssl``."""
 
 CPU = torch.device("cpu")
 _HANDLE = "AtenTensorHandle"
