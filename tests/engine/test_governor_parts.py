@@ -17,6 +17,7 @@ from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.row_rates import Factor, RowRates
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources, draft_lengths
+from outrider.engine.governor.spread import Evidence, Spread
 
 # ------------------------------------------------------------------------------------ allocation
 
@@ -341,7 +342,7 @@ def test_rows_differ_from_their_class_as_their_labels_do() -> None:
     of_class = [odds_against(0.6)] * 3
     for now in range(60):
         for p, row in rows.items():
-            row.learn(of_class, Counts.of(3, accepted_of(3, [p] * 3, drawn)), now)
+            row.learn(of_class, Counts.of(3, accepted_of(3, [p] * 3, drawn)), now, Spread())
     first = {p: row.survival(of_class)[0] for p, row in rows.items()}
     assert first[0.9] > 0.75
     assert first[0.3] < 0.45
@@ -361,7 +362,7 @@ def test_predictions_of_rows_are_calibrated() -> None:
             if now >= 40:
                 bins.setdefault(int(5 * predicted), []).append((predicted, hit))
             draft = Counts.of(1, int(hit))
-            row.learn(odds, draft, now)
+            row.learn(odds, draft, now, of_class.spread)
             outcomes.append(draft)
         of_class.learn(outcomes, now)
     assert len(bins) >= 4
@@ -377,7 +378,7 @@ def test_a_few_rejections_are_taken_for_chance() -> None:
     class, which has seen many."""
     of_class, row = [odds_against(0.6)], RowRates()
     for now in range(10):
-        row.learn(of_class, Counts((1.0,), (0.3,)), now)
+        row.learn(of_class, Counts((1.0,), (0.3,)), now, Spread())
     assert 0.45 < row.survival(of_class)[0] < 0.58
 
 
@@ -386,10 +387,10 @@ def test_a_text_that_changes_is_noticed_within_eight_rounds(before: float, after
     """Of a class that has not changed, in rounds that verify two tokens each."""
     of_class, row = [odds_against(before)] * 2, RowRates()
     for now in range(100):
-        row.learn(of_class, Counts((1.0, 1.0), (before, before)), now)
+        row.learn(of_class, Counts((1.0, 1.0), (before, before)), now, Spread())
     assert row.survival(of_class)[0] == pytest.approx(before, abs=0.01)
     for now in range(100, 108):
-        row.learn(of_class, Counts((1.0, 1.0), (after, after)), now)
+        row.learn(of_class, Counts((1.0, 1.0), (after, after)), now, Spread())
     assert row.survival(of_class)[0] == pytest.approx(after, abs=0.25)
 
 
@@ -397,14 +398,17 @@ def test_estimates_are_weighed_by_their_posterior_probabilities() -> None:
     """Brute force over all sequences of which estimate is the better one, which changes with
     probability 0.01 per round and is the recent one with probability 0.1 at first."""
     drawn, row, odds = random.Random(5), RowRates(), odds_against(0.6)
-    estimates, likelihoods = (Factor(0.95, 40.0), Factor(0.75, 2.0)), []
+    estimates, likelihoods = (Factor(0.95), Factor(0.75)), []
+    spread, of_class, evidence = Spread(), Spread(), Evidence()
     for now in range(6):
         hits = drawn.randint(0, 3)
+        of_class.learn(evidence, hits, 3, 1.8)
         predicted = [probability(odds * each.value) for each in estimates]
         likelihoods.append([p**hits * (1 - p) ** (3 - hits) for p in predicted])
-        for each in estimates:
-            each.learn(hits, 3, 1.8, 1)
-        row.learn([odds] * 3, Counts((1.0,) * 3, tuple(float(k < hits) for k in range(3))), now + 1)
+        for each, strength in zip(estimates, (of_class.strength(0.6), 2.0), strict=True):
+            each.learn(hits, 3, 1.8, 1, strength)
+        draft = Counts((1.0,) * 3, tuple(float(k < hits) for k in range(3)))
+        row.learn([odds] * 3, draft, now + 1, spread)
     total = [0.0, 0.0]
     for states in itertools.product((0, 1), repeat=7):
         weight = (0.9, 0.1)[states[0]]
@@ -420,7 +424,7 @@ def test_estimates_are_weighed_by_their_posterior_probabilities() -> None:
 def test_a_row_that_was_given_up_is_like_its_class_again_in_time() -> None:
     odds, row = [1.0, 1.0], RowRates()
     for now in range(8):
-        row.learn(odds, Counts.of(2, 0), now)
+        row.learn(odds, Counts.of(2, 0), now, Spread())
     survivals = [row.survival(odds, 7 + pause)[0] for pause in (0, 10, 40, 400)]
     assert survivals == sorted(survivals)
     assert survivals[0] == row.survival(odds)[0] < 0.35
@@ -433,7 +437,7 @@ def test_promises_of_a_row_go_back_to_those_of_its_class(lags: bool) -> None:
     governor, row = Governor(Sources(lags=lags)), RowMemory(True)
     governor.assume([RoundTime(True, 1, length, 0.1 * length, 1.0) for length in (0, 1)])
     for now in range(8):
-        row.of(0).learn([1.0], Counts.of(1, 0), now)
+        row.of(0).learn([1.0], Counts.of(1, 0), now, Spread())
     tokens = []
     for governor.now in (8, 100):
         promise = governor.promise(0, [row], [1], True, (0, 1))
@@ -446,10 +450,10 @@ def test_new_labels_outweigh_old_ones_after_a_pause() -> None:
     of_class = [odds_against(0.5)]
     for row in (paused, busy):
         for now in range(40):
-            row.learn(of_class, Counts.of(1, 0), now)
+            row.learn(of_class, Counts.of(1, 0), now, Spread())
     for step in range(3):
-        busy.learn(of_class, Counts.of(1, 1), 40 + step)
-        paused.learn(of_class, Counts.of(1, 1), 140 + step)
+        busy.learn(of_class, Counts.of(1, 1), 40 + step, Spread())
+        paused.learn(of_class, Counts.of(1, 1), 140 + step, Spread())
     assert paused.survival(of_class)[0] > busy.survival(of_class)[0] + 0.15
 
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from outrider.engine.governor.counts import Counts
+from outrider.engine.governor.spread import Spread
 
 ASSUMED = 0.6
 """p_0, the acceptance that is assumed, where nothing has been verified."""
@@ -53,9 +54,14 @@ class Kind(NamedTuple):
 
 
 class PositionRates:
-    """The estimates o_k of a class of rows."""
+    """The estimates o_k of a class of rows.
+
+    Attributes:
+        spread: how much its rows differ.
+    """
 
     def __init__(self) -> None:
+        self.spread = Spread()
         self._accepted: list[float] = []
         self._tried: list[float] = []
         self._last = 0

@@ -76,7 +76,15 @@ class Promise:
         tokens: of a round, by length.
         seconds: of a round, by length.
         catch_up: seconds in which the draft model first reads what it lacks.
+
+    Attributes:
+        source: as given.
+        draft_lengths: the lengths.
+        hopeful: the best length above 0, with what it promises if the rows accept as much as may
+            be; None where it is the best of all anyway.
     """
+
+    hopeful: Option | None = None
 
     def __init__(
         self,
@@ -103,6 +111,17 @@ class Promise:
         """The best length above 0."""
         drafting = self._rates[1:]
         return self.option(1 + drafting.index(max(drafting)))
+
+    def hope(self, tokens: Sequence[float]) -> None:
+        """Sets ``hopeful``.
+
+        Args:
+            tokens: of a round, by length, if the rows accept as much as may be.
+        """
+        best = self.best_draft
+        assert best.believed is not None
+        believed = Goodput(tokens[self.draft_lengths.index(best.length)], best.believed.seconds)
+        self.hopeful = replace(best, believed=believed).after(best.catch_up)
 
     def option(self, index: int) -> Option:
         """The option of a length."""

@@ -4,9 +4,12 @@ Before each round it compares the goodput of all draft lengths (``allocation.py`
 of a round as measured (``costs.py``) and the acceptance as estimated (``acceptance.py``). Drafting
 nothing is one of the lengths; a draft model then reads nothing, and catches up when it is used
 again. A head reads the committed tokens all the same, because the target's hidden states are not
-kept. Four rules keep the choice calm and cheap:
+kept. These rules keep the choice calm and cheap:
 
     hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
+    hope         where drafting nothing promises most, the best draft is chosen all the same if it
+                 may pay: if the rows accept more than is believed of them, by two standard
+                 deviations (``spread.py``). Rounds without drafts would not show it
     catching up  what a draft model that fell behind must read first is spread over 32 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first. Some go on (``probes.py``)
@@ -28,7 +31,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Protocol
 
-from outrider.engine.governor.allocation import Option
+from outrider.engine.governor.allocation import Option, Promise
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
 from outrider.engine.governor.probes import NEVER, ROUNDS_OF_NONE, Probes
@@ -175,7 +178,7 @@ class BatchGovernor:
             lengths = sources.up_to(max(limits))
             promise = governor.promise(0, rows, limits, greedy, lengths)
             reading = costs.catch_up(len(rows), num_tokens)
-            plain, best = promise.option(0), promise.best.after(reading)
+            plain, best = promise.option(0), (promise.hopeful or promise.best).after(reading)
             assert plain.believed is not None
             if best.length and best.rate > _TO_START * plain.rate:
                 return True
@@ -216,6 +219,8 @@ class BatchGovernor:
             present = promises[source].option(lengths.index(length))
             if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
                 best = present
+        if not best.length:
+            best = self._hopeful(promises, best)
         plain = promises[0].option(0)
         self._is_reviewed = self._is_reviewed or reviewable > 0
         if best.length and self._is_reviewed and self._balance.forbids(self._now, rows):
@@ -239,6 +244,14 @@ class BatchGovernor:
         if self._probes.retry is not None and not self._probes.retry.cost:
             self._stands = max(self._stands, ROUNDS_OF_NONE)
         return probe or best
+
+    def _hopeful(self, promises: Sequence[Promise], none: Option) -> Option:
+        """The draft that may pay with these rows, if there is one, else none."""
+        rests = self._present is not None and not self._present[1]
+        least = (_TO_START if rests else 1.0) * none.rate
+        found = [each.hopeful for each in promises if each.hopeful is not None]
+        best = max(found, key=lambda option: option.rate, default=none)
+        return best if best.rate > least else none
 
     def _rest_length(
         self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int

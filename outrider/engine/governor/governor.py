@@ -5,6 +5,7 @@ Legend: B rows.
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from math import sqrt
 from threading import Lock
 
 from outrider.core import REVIEW_WIDTH
@@ -30,6 +31,9 @@ REVIEW_SHARE = 0.01
 
 GAIN_SHARE = 0.05
 """Rounds that reviews may take besides, as a share of those that drafts have saved."""
+
+HOPE = 2.0
+"""Standard deviations by which rows may accept more than is believed of them."""
 
 START_SHARE = 0.002
 """Rounds that a draft model may take to read prompts of which it is not expected to be of use, as a
@@ -205,16 +209,17 @@ class Governor:
     def _learn_review(self, outcome: Outcome) -> None:
         labels: dict[Kind, list[float]] = {}
         for row, found in zip(outcome.rows, outcome.reviewed, strict=True):
-            row.of(0).review(self.rates(row.kind, 0).odds(1)[0], found, self.now)
+            of_class = self.rates(row.kind, 0)
+            row.of(0).review(of_class.odds(1)[0], found, self.now, of_class.spread)
             labels.setdefault(row.kind, []).extend(found)
-        for kind, of_class in labels.items():
-            self.rates(kind, 0).review(of_class, self.now)
+        for kind, labels_of_class in labels.items():
+            self.rates(kind, 0).review(labels_of_class, self.now)
 
     def _learn_acceptance(self, kind: Kind, source: int, labels: Sequence[Label]) -> None:
         of_class = self.rates(kind, source)
         odds = of_class.odds(max([len(draft.tried) for _, draft, _ in labels]))
         for row, draft, now in labels:
-            row.of(source).learn(odds, draft, now)
+            row.of(source).learn(odds, draft, now, of_class.spread)
         of_class.learn([draft for _, draft, _ in labels], self.now)
 
     # --------------------------------------------------------------------------------- predictions
@@ -227,7 +232,9 @@ class Governor:
         greedy: bool,
         lengths: tuple[int, ...],
     ) -> Promise:
-        """What each draft length of a source promises. The caller holds the lock.
+        """What each draft length of a source promises. Where drafting nothing promises most, a
+        draft may still be hopeful: if the rows accept more than is believed of them, by ``HOPE``
+        standard deviations of what they accept together. The caller holds the lock.
 
         Args:
             source: which of ``Sources.names``.
@@ -237,14 +244,27 @@ class Governor:
             lengths: the draft lengths, ascending from 0.
         """
         costs, most = self.costs(greedy, source), lengths[-1]
-        odds = {each: self.rates(each, source).odds(most) for each in {r.kind for r in rows}}
+        rates = {kind: self.rates(kind, source) for kind in {row.kind for row in rows}}
+        odds = {kind: of_class.odds(most) for kind, of_class in rates.items()}
         survivals = [
             row.of(source).survival(odds[row.kind][:limit], self.now)
             for row, limit in zip(rows, limits, strict=True)
         ]
         late = costs.catch_up(len(rows), self.behind(source, rows))
         tokens = expected_tokens(survivals, len(rows), lengths)
-        return Promise(source, lengths, tokens, costs.curve(len(rows), lengths), late)
+        promise = Promise(source, lengths, tokens, costs.curve(len(rows), lengths), late)
+        if most and not promise.best.length:
+            hope = HOPE / sqrt(len(rows))
+            survivals = [
+                row.of(source).survival(
+                    odds[row.kind][:limit],
+                    self.now,
+                    hope * row.of(source).deviation(rates[row.kind].spread),
+                )
+                for row, limit in zip(rows, limits, strict=True)
+            ]
+            promise.hope(expected_tokens(survivals, len(rows), lengths))
+        return promise
 
     def behind(self, source: int, rows: Sequence[RowMemory]) -> int:
         """Committed tokens that the draft model lacks, of the row that lacks most; 0 for sources
