@@ -80,8 +80,8 @@ class Promise:
     Attributes:
         source: as given.
         draft_lengths: the lengths.
-        hopeful: the best length above 0, with what it promises if the rows accept as much as may
-            be; None where it is the best of all anyway.
+        hopeful: where drafting nothing promises most, the best length above 0, with what it
+            promises if the rows accept more than is believed of them; else None.
     """
 
     hopeful: Option | None = None
@@ -116,7 +116,7 @@ class Promise:
         """Sets ``hopeful``.
 
         Args:
-            tokens: of a round, by length, if the rows accept as much as may be.
+            tokens: of a round, by length, if the rows accept more than is believed of them.
         """
         best = self.best_draft
         assert best.believed is not None

@@ -246,7 +246,7 @@ class BatchGovernor:
         return probe or best
 
     def _hopeful(self, promises: Sequence[Promise], none: Option) -> Option:
-        """The draft that may pay with these rows, if there is one, else none."""
+        """The best hopeful draft, if it promises enough; else ``none``, which drafts nothing."""
         rests = self._present is not None and not self._present[1]
         least = (_TO_START if rests else 1.0) * none.rate
         found = [each.hopeful for each in promises if each.hopeful is not None]
