@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from subprocess import Popen, TimeoutExpired
 from threading import Thread
 from typing import IO, Any
@@ -23,6 +24,7 @@ from outrider.core.errors import OutriderWarning
 from outrider.engine import compiler_process
 from outrider.engine.warming import Stage, make
 from outrider.runtime.executors.compile_cache import Missing
+from outrider.runtime.openmp import num_processors
 
 MOST_PROCESSES = 3
 """Each loads the models for itself."""
@@ -55,7 +57,7 @@ class BackgroundCompiler:
         arguments: Mapping[str, Any],
         todo: Sequence[Stage],
         num_processes: int = 1,
-        start: Start = compiler_process.start,
+        start: Start = partial(compiler_process.start, layers=True),
     ) -> None:
         self._waiting = {stage.number: stage for stage in todo}
         self._news: deque[News] = deque()
@@ -76,9 +78,14 @@ class BackgroundCompiler:
         return len(self._waiting) + len(self._ready)
 
     @property
+    def num_running(self) -> int:
+        """Processes that still compile."""
+        return sum(thread.is_alive() for thread in self._threads)
+
+    @property
     def is_running(self) -> bool:
         """Whether some process still compiles."""
-        return any(thread.is_alive() for thread in self._threads)
+        return self.num_running > 0
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until the processes have ended; at most so many seconds."""
@@ -106,9 +113,7 @@ class BackgroundCompiler:
 
 def num_processes(most: int) -> int:
     """How many processes may compile besides this one: one per processor core, but for one."""
-    can_tell = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
-    return max(0, min(num_cores - 1, MOST_PROCESSES, most))
+    return max(0, min(num_processors() - 1, MOST_PROCESSES, most))
 
 
 @contextmanager

@@ -28,17 +28,18 @@ PRIORITY = 10
 _MODULE = "outrider.engine.compiler_process"
 
 
-def start(arguments: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+def start(arguments: Mapping[str, Any], *, layers: bool = False) -> "subprocess.Popen[bytes]":
     """Starts the process; closing its ``stdin`` ends it.
 
     Args:
         arguments: of ``load``.
+        layers: whether the layers of the models are compiled first.
 
     Raises:
         OSError: it cannot be started.
         Exception: arguments that cannot be pickled; of many kinds.
     """
-    message = pickle.dumps(dict(arguments))
+    message = pickle.dumps((dict(arguments), layers))
     process = subprocess.Popen(
         [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
@@ -56,7 +57,7 @@ def start(arguments: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
 
 def main() -> None:
     """Compiles what the standard input asks for."""
-    arguments = pickle.load(sys.stdin.buffer)
+    arguments, layers = pickle.load(sys.stdin.buffer)
     Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
@@ -72,26 +73,28 @@ def main() -> None:
     warnings.simplefilter("always", OutriderWarning)
     warnings.showwarning = warn
     try:
-        compile_programs(arguments, tell)
+        compile_programs(arguments, tell, layers=layers)
     except OutriderError as error:
         tell(warning=f"nothing is compiled in the background: {error}")
 
 
-def compile_programs(arguments: Mapping[str, Any], tell: Any) -> None:
+def compile_programs(arguments: Mapping[str, Any], tell: Any, *, layers: bool = False) -> None:
     """Loads an engine and compiles what no other process is compiling, and waits for the rest.
 
     Args:
         arguments: of ``load``.
         tell: called with ``compiled=…`` after each program.
+        layers: whether the layers of the models are compiled first.
     """
     import torch
 
     from outrider.engine.loading import build
-    from outrider.engine.warming import make, programs_of
+    from outrider.engine.warming import layers_of, make, programs_of
     from outrider.runtime.executors.compile_cache import Missing
 
     torch.set_num_threads(1)
-    todo = programs_of(build(**arguments))
+    engine = build(**arguments)
+    todo = [*(layers_of(engine) if layers else ()), *programs_of(engine)]
     for missing in (Missing.COMPILE_UNLOCKED, Missing.COMPILE):
         left = []
         for stage in todo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -33,6 +34,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
+from outrider.runtime.openmp import beside_processes
 from outrider.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -462,10 +464,18 @@ class Engine:
             self.max_batch_size,
             self._memory,
             self.prefixes,
-            self._take_over_programs,
+            self._around_step,
         )
         self._programs.add(scheduler)
         return scheduler
+
+    @contextmanager
+    def _around_step(self) -> Iterator[None]:
+        compiler = self._programs.compiler
+        num_compiling = 0 if compiler is None else compiler.num_running
+        with beside_processes(num_compiling) if num_compiling else nullcontext():
+            self._take_over_programs()
+            yield
 
     def _take_over_programs(self) -> None:
         """Loads programs that were compiled in the background, between two rounds. What a governor

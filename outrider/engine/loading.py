@@ -30,7 +30,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.governor.sources import MOST
 from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, AUTO_REPEATABLE, Settings
-from outrider.engine.warming import Report, load_compiled, warm_up
+from outrider.engine.warming import Report, layers_of, load_compiled, missing_of, warm_up
 from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.compiled import Compile, check_compile
@@ -182,7 +182,8 @@ def _load_programs(
     if background:
         with suppress(Exception):  # no other process can be started, or told the arguments
             num = min(num_processes(len(missing)) or 1, memory.num_processes)
-            engine.compiler = BackgroundCompiler(arguments, missing, num)
+            todo = [*missing_of(layers_of(engine)), *missing]
+            engine.compiler = BackgroundCompiler(arguments, todo, num)
             return False
     num = min(num_processes(len(missing) - 1), memory.num_processes)
     with compiling_beside(arguments, num) as shared:

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
 from pathlib import Path
 from threading import Lock, get_ident
@@ -63,7 +64,7 @@ class Scheduler:
         max_batch_size: most rows that run or are prefilled at the same time, of all kinds.
         memory: the bound of the KV buffers; None sets none.
         prefixes: the prefix cache, which is dropped where memory runs out; None without one.
-        between_rounds: called before each step.
+        around_step: called before each step; the step runs within the context that it returns.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class Scheduler:
         max_batch_size: int,
         memory: KVMemory | None = None,
         prefixes: PrefixCache | None = None,
-        between_rounds: Callable[[], None] | None = None,
+        around_step: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._between_rounds = between_rounds
+        self._around_step = around_step
         self._make_row = make_row
         self._kind_of = kind_of
         self._make_batch = make_batch
@@ -147,15 +148,14 @@ class Scheduler:
         with self._lock:
             self._thread = get_ident()
             try:
-                progress = self._step()
+                with self._around_step():
+                    progress = self._step()
             finally:
                 self._thread = None
         self._read_inbox_between_steps()
         return progress
 
     def _step(self) -> list[Progress]:
-        if self._between_rounds is not None:
-            self._between_rounds()
         self._read_inbox()
         try:
             self._advance()

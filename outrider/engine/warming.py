@@ -7,7 +7,7 @@ then runs eagerly. Programs that other processes compile meanwhile are loaded be
 and of its own models, fused drafts, and whether programs can verify what it proposes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -17,7 +17,7 @@ from outrider.core import Verifier
 from outrider.engine.engine import Engine
 from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
-from outrider.runtime.executors.prepare import draft_stages, stages
+from outrider.runtime.executors.prepare import draft_stages, layer_stages, stages
 from outrider.runtime.executors.verification_program import DraftKind
 
 Report = Callable[[str, float | None], None]
@@ -71,7 +71,12 @@ def load_compiled(engine: Engine) -> list[Stage]:
     """Loads the programs that are in the cache folder; returns those that are missing, which the
     engine does without."""
     _seal(engine, True)
-    return [stage for stage in programs_of(engine) if not make(stage, Missing.LEAVE)]
+    return missing_of(programs_of(engine))
+
+
+def missing_of(programs: Sequence[Stage]) -> list[Stage]:
+    """Loads programs that are in the cache folder; returns those that are missing."""
+    return [stage for stage in programs if not make(stage, Missing.LEAVE)]
 
 
 def load_rules(engine: Engine) -> None:
@@ -113,6 +118,18 @@ def programs_of(engine: Engine) -> list[Stage]:
     which can be made by the first one, come last."""
     found = [*_passes(engine), *_rules(engine), *_further_drafts(engine)]
     return [stage._replace(number=number) for number, stage in enumerate(found)]
+
+
+def layers_of(engine: Engine) -> list[Stage]:
+    """The programs of the layers of the engine's models, which run them as long as programs of
+    their forward passes are missing. Their numbers follow those of :func:`programs_of`."""
+    found = [
+        Stage(f"{what} of {model.name}", make, model.exact)
+        for model in dict.fromkeys((engine.target, *engine.drafter.capabilities.models))
+        for what, make in layer_stages(model)
+    ]
+    first = len(programs_of(engine))
+    return [stage._replace(number=first + number) for number, stage in enumerate(found)]
 
 
 def _seal(engine: Engine, sealed: bool) -> None:

@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,7 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.executors.compiler_units import units_side_by_side
 from outrider.runtime.executors.export import quick_tracing
 from outrider.runtime.executors.extracted import load_library
 from outrider.runtime.executors.library import Library
@@ -198,6 +199,8 @@ def dependencies(module: nn.Module) -> list[str]:
     classes = {base for each in module.modules() for base in type(each).__mro__}
     sources = {each.__module__ for each in (*classes, *_TRACED)}
     config: Any = getattr(getattr(module, "module", None), "config", None)
+    if config is None:
+        config = getattr(module, "config", None)
     parts = [
         torch.__version__,
         transformers.__version__,
@@ -248,6 +251,8 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
         # fused operators round where the model does, so that all programs have the same bits
         "emulate_precision_casts": is_exact(module),
     }
+    if level := getattr(module, "optimisation", None):
+        options["aot_inductor.compile_wrapper_opt_level"] = level
     if uses_kernels(module):
         options["post_grad_custom_post_pass"] = JoinLinears()
     if kernels_are_loaded():
@@ -267,7 +272,9 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
     literals = path.with_suffix(f".{os.getpid()}.pt")
     try:
         torch.save(_literals(program), literals)
-        with warnings.catch_warnings(), torch.no_grad(), regions_where_they_pay():
+        with warnings.catch_warnings(), torch.no_grad(), ExitStack() as stack:
+            stack.enter_context(regions_where_they_pay())
+            stack.enter_context(units_side_by_side())
             warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(scratch), inductor_configs=options

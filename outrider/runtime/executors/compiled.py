@@ -35,6 +35,7 @@ from outrider.runtime.executors.compile_cache import (
 )
 from outrider.runtime.executors.eager import selects_logits
 from outrider.runtime.executors.fused_draft import DraftPlan, GreedyDraft
+from outrider.runtime.executors.layer_programs import CompiledLayers, LayerForward
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import (
     AskedForward,
@@ -56,8 +57,8 @@ MOST_TOKENS = 512
 one row's prefill. Beyond it, as in prefills of several rows, arithmetic takes the time and not
 Python."""
 
-Compiler = Callable[[TreeForward, Callable[[], ExportedProgram]], Program]
-"""Compiles a forward pass, given also the function that traces it."""
+Compiler = Callable[[TreeForward | LayerForward, Callable[[], ExportedProgram]], Program]
+"""Compiles a forward pass or a layer of one, given also the function that traces it."""
 
 SpanRule = Callable[[int, int], int]
 """How many slots a forward pass reads, of those that it must read and those that there are."""
@@ -126,6 +127,8 @@ class CompiledExecutor:
         self._sources = SourcesForward(module, spec) if spec.reads_sources else None
         self._drafts: dict[Hashable, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
+        self._layers: CompiledLayers | None = None
+        self._by_layers: dict[TreeForward, Program] = {}
         self._slot_S = torch.arange(0, device=next(module.parameters()).device)
         self._slot_views: dict[int, Tensor] = {}  # spans recur from request to request
         self._lock = RLock()
@@ -146,12 +149,35 @@ class CompiledExecutor:
         twin._forwards = {(): (self._chain(module, self._spec), self._tree(module, self._spec))}
         twin._sources = SourcesForward(module, self._spec) if self._spec.reads_sources else None
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
+        twin._layers, twin._by_layers = None, {}
         return twin
 
     @property
     def has_programs(self) -> bool:
         """Whether there is a program to run."""
-        return any(self._programs.values())
+        return any(self._programs.values()) or self._layers is not None
+
+    def has_chain(self, layers: tuple[int, ...]) -> bool:
+        """Whether there is a program of forward passes over chains that return the hidden states of
+        these layers, or none will be made."""
+        forwards = self._forwards_for(layers)
+        return self.failed or forwards is None or forwards[0] in self._programs
+
+    def run_layers(self, buffers: Sequence[Tensor]) -> None:
+        """Loads the programs of the model's decoder layers, or compiles them. Forward passes that
+        have no program of their own then run by these. Where the layers cannot be compiled, or
+        their programs compute something else, there is no warning: a program of the whole forward
+        pass, which will be compiled next, has one.
+
+        Args:
+            buffers: KV buffers of a cache in use.
+        """
+        chain, kv = self._forwards[()][0], halves(buffers)
+        tree = TreeForward(self._module, self._spec)
+        with suppress(Exception), torch.inference_mode(False):  # the compiler's are of many kinds
+            layers = CompiledLayers(tree, kv, self._compiled_layer)
+            if not compare(chain, layers.program(chain), kv, bits=self._exact):
+                self._layers = layers
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
         """Runs a batch; None where there is no program for it, or where a layer has no KV buffer
@@ -288,6 +314,7 @@ class CompiledExecutor:
         buffers = self._buffers(cache)
         with self._lock:
             program = self._programs.get(each) or self._found(each, buffers)
+            program = program or self._found_by_layers(each)
             if program is None:
                 return None
             return program([*map(Tensor.contiguous, inputs()), *buffers])
@@ -299,6 +326,21 @@ class CompiledExecutor:
             with suppress(ProgramMissingError):
                 self._programs[each] = self._compiled(each, buffers)
         return self._programs.get(each)
+
+    def _found_by_layers(self, each: TreeForward) -> Program | None:
+        """A forward pass by the programs of its layers, if there are any."""
+        if self._layers is None or type(each) not in (self._chain, self._tree):
+            return None
+        if each not in self._by_layers:
+            self._by_layers[each] = self._layers.program(each)
+        return self._by_layers[each]
+
+    def _compiled_layer(self, each: LayerForward, key: Tensor, value: Tensor) -> Program:
+        def trace() -> ExportedProgram:
+            program = each.trace(key, value)
+            return use_exact_operators(program) if self._exact else program
+
+        return self.make(each, trace)
 
     def _buffers(self, cache: KVCache) -> Sequence[Tensor]:
         """The KV buffers that programs read and write, keys and then values."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
 from outrider.runtime.attention_metadata import Nodes
-from outrider.runtime.executors.compile_cache import compiled_program
+from outrider.runtime.executors.compile_cache import Missing, compiled_program, when_missing
 from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
 from outrider.runtime.executors.fused_draft import DraftPlan
@@ -37,6 +37,9 @@ from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.prefill import unsampled_context
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import DraftParameters
+
+_FEWEST_LAYERS = 4
+"""Layers of a model whose layers are worth a program of their own."""
 
 _PROBE = 12  # tokens that an exact model is tested on
 
@@ -121,6 +124,18 @@ def stages(
     return found
 
 
+def layer_stages(model: HFModel) -> list[tuple[str, Callable[[], None]]]:
+    """The programs of a model's decoder layers, as :func:`stages`: they are compiled much sooner
+    than a program of the whole forward pass, and run the layers until there is one. None of a model
+    of few layers, or whose layers cannot run by themselves."""
+    compiled = model.compiled
+    if compiled is None or not compiled.runs_forwards or model.device.type != "cpu":
+        return []
+    if model.num_layers < _FEWEST_LAYERS or model.spec.reads_sources:
+        return []
+    return [("layers", partial(_layers, model))]
+
+
 def draft_stages(model: HFModel, length: int) -> list[tuple[str, Callable[[], None]]]:
     """The greedy and the sampled program of a model's fused drafts of one length; none of a model
     that is not compiled."""
@@ -147,6 +162,15 @@ def _drafts(
 @torch.inference_mode()
 def _chain(model: HFModel) -> None:
     _run(model)
+
+
+@torch.inference_mode()
+def _layers(model: HFModel) -> None:
+    assert model.compiled is not None
+    with when_missing(Missing.LEAVE):
+        _chain(model)
+    if not model.compiled.has_chain(model.hidden_layers):
+        model.compiled.run_layers(model.example_cache().in_use())
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ Legend: B rows, N query tokens, H heads, S slots, C width of a head.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +37,13 @@ T = TypeVar("T")
 class TracedKVCache(Cache):
     """The KV buffers inside the program: every row writes at its own slots.
 
+    Args:
+        keys, values: the KV buffers, by layer.
+        slots_BN: where query tokens are written.
+        span: slots that are read.
+
     Attributes:
+        keys, values, slots_BN, span: as given.
         resume_BNH: the hidden states that a forward pass without the first layers goes on from
             (``hf/early_exit.py``); None where it runs all layers.
     """
@@ -46,27 +53,31 @@ class TracedKVCache(Cache):
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], slots_BN: Tensor, span: int):
         super().__init__(layers=[])
-        self._keys, self._values, self._span = keys, values, span
-        self._slots_BN = slots_BN
+        self.keys, self.values, self.slots_BN, self.span = keys, values, slots_BN, span
         self._rows_B1 = torch.arange(slots_BN.shape[0], device=slots_BN.device)[:, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         return (
-            self._write(self._keys[layer_idx], key_states),
-            self._write(self._values[layer_idx], value_states),
+            self._write(self.keys[layer_idx], key_states),
+            self._write(self.values[layer_idx], value_states),
         )
+
+    @cached_property
+    def slot_S(self) -> Tensor:
+        """The numbers of the slots that are read."""
+        return torch.arange(self.span, device=self.slots_BN.device)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._span, 0
+        return self.span, 0
 
     def _write(self, buffer: Tensor, new_BHNC: Tensor) -> Tensor:
-        write_at(buffer, self._rows_B1, self._slots_BN, new_BHNC)
-        return buffer[: new_BHNC.shape[0], :, : self._span]
+        write_at(buffer, self._rows_B1, self.slots_BN, new_BHNC)
+        return buffer[: new_BHNC.shape[0], :, : self.span]
 
 
 class TracedSeq2SeqCache(TracedKVCache):
