@@ -176,8 +176,9 @@ class CompiledExecutor:
         tree = TreeForward(self._module, self._spec)
         with suppress(Exception), torch.inference_mode(False):  # the compiler's are of many kinds
             layers = CompiledLayers(tree, kv, self._compiled_layer)
-            if not compare(chain, layers.program(chain), kv, bits=self._exact):
-                self._layers = layers
+            program = layers.program(chain, exact=self._exact)
+            if not compare(chain, program, kv, bits=self._exact):
+                self._layers, self._by_layers = layers, {chain: program}
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
         """Runs a batch; None where there is no program for it, or where a layer has no KV buffer
@@ -332,7 +333,7 @@ class CompiledExecutor:
         if self._layers is None or type(each) not in (self._chain, self._tree):
             return None
         if each not in self._by_layers:
-            self._by_layers[each] = self._layers.program(each)
+            self._by_layers[each] = self._layers.program(each, exact=self._exact)
         return self._by_layers[each]
 
     def _compiled_layer(self, each: LayerForward, key: Tensor, value: Tensor) -> Program:

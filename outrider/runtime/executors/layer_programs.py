@@ -9,6 +9,7 @@ Legend: B rows, N query tokens, S slots that are read.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -38,11 +39,13 @@ from outrider.runtime.executors.traced_cache import (
 )
 from outrider.runtime.hf.hidden_states import decoder_layers
 from outrider.runtime.hf.views import StandIn, with_parts
+from outrider.runtime.kernels.exact import exact_mode
 
 _MOST_KINDS = 4
 """Different layers of a model that have a program each; with more, a program of the whole forward
 pass is there as soon."""
 
+_AS_IT_IS = nullcontext()
 _NUMBERS = ("layer_idx", "layer_id", "layer_index", "block_idx")
 """Attributes that tell a layer its number."""
 
@@ -159,11 +162,21 @@ class CompiledLayers:
             for number, (one, program) in enumerate(zip(forwards, programs, strict=True))
         }
 
-    def program(self, each: TreeForward) -> Program:
-        """A forward pass of the model by these programs, called as a program of all of it."""
+    def program(self, each: TreeForward, *, exact: bool) -> Program:
+        """A forward pass of the model by these programs, called as a program of all of it.
+
+        Args:
+            each: the forward pass.
+            exact: whether what is around the layers computes with exact arithmetic.
+        """
         view = with_parts(each.module, self._stand_ins)
         twin = type(each)(view, each.spec, each.hidden_layers)
-        return lambda inputs: list(twin(*_nested(twin, inputs)))
+
+        def run(inputs: list[Tensor]) -> list[Tensor]:
+            with exact_mode() if exact else _AS_IT_IS:
+                return list(twin(*_nested(twin, inputs)))
+
+        return run
 
 
 class _CompiledLayer:
