@@ -4,14 +4,15 @@ import io
 import json
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from interpreted_graphs import untraced
+from interpreted_graphs import interpreted, untraced
 from tiny_models import engine_of, greedy, ragged_prompts, tiny
 from torch import nn
 
@@ -20,12 +21,13 @@ from outrider.core.errors import OutriderWarning
 from outrider.engine import assembly, background
 from outrider.engine.background import BackgroundCompiler, News, compiling_beside
 from outrider.engine.shared_programs import SharedPrograms
-from outrider.engine.warming import Stage, load_compiled, programs_of
+from outrider.engine.warming import Stage, layers_of, load_compiled, missing_of, programs_of
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compile_cache import _MISSING, Missing, Program, ProgramMissingError
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.executors.layer_programs import LayerForward
 
 γ = 3
 
@@ -206,6 +208,116 @@ def test_a_governor_forgets_the_times_of_what_programs_replace() -> None:
         seen.append("seconds, draft" in engine.governor.beliefs(1, greedy=True))
     assert not seen[0]
     assert seen[-1]
+
+
+class LayersFirst(Cache):
+    """A compile cache in which programs of layers come before others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_layers = False
+        self.layer_calls = 0
+
+    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Program:
+        if not isinstance(module, LayerForward) or not self.has_layers:
+            return super().__call__(module, trace, own)
+        program = interpreted(module, trace)
+
+        def counted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            self.layer_calls += 1
+            return program(inputs)
+
+        return counted
+
+
+def deep_engine_with(cache: Cache) -> Engine:
+    """An engine whose target has so many layers that they have a program of their own."""
+    engine = engine_of(cache.give(tiny(num_hidden_layers=4)), cache.give(tiny(seed=1)), γ=γ)
+    engine.verification = CompiledVerifier(cache)
+    return engine
+
+
+def test_layers_run_by_their_program_until_there_is_one_of_the_forward_pass() -> None:
+    cache = LayersFirst()
+    engine = deep_engine_with(cache)
+    missing = load_compiled(engine)
+    layers = missing_of(layers_of(engine))
+    assert [stage.what for stage in layers] == [f"layers of {engine.target.name}"]
+    assert {stage.number for stage in layers}.isdisjoint(stage.number for stage in missing)
+    prompts = ragged_prompts([9, 30])
+    wanted = engine.generate(prompts, greedy(8))
+    cache.has_layers = True
+    engine.compiler = compiler([*layers, *missing], [{"compiled": layers[0].number}])
+    by_layers = engine.generate(prompts, greedy(8))
+    assert cache.layer_calls
+    assert not cache.calls
+    assert engine.compiler is not None
+    cache.filled, cache.layer_calls = True, 0
+    engine.compiler = compiler(missing, all_of(engine))
+    whole = engine.generate(prompts, greedy(8))
+    assert cache.calls
+    assert not cache.layer_calls
+    for one, other, third in zip(wanted, by_layers, whole, strict=True):
+        assert one.token_ids == other.token_ids == third.token_ids
+
+
+def test_layers_are_left_alone_where_there_is_a_program_of_the_forward_pass() -> None:
+    cache = LayersFirst()
+    engine = deep_engine_with(cache)
+    cache.filled = True
+    assert not missing_of(layers_of(engine))
+    assert not load_compiled(engine)
+    assert engine.target.compiled is not None
+    assert engine.target.compiled._layers is None
+
+
+def test_layers_of_exact_models_are_taken_over_while_requests_run() -> None:
+    engine = deep_engine_with(LayersFirst())
+    assert [stage.exact for stage in layers_of(engine)] == [False]
+    engine.target.exact = True
+    assert [stage.exact for stage in layers_of(engine)] == [True]
+
+
+def test_nobody_waits_for_programs_of_layers() -> None:
+    """They are none of the programs that are compiled ahead."""
+    engine = deep_engine_with(Cache())
+    assert not any("layers" in stage.what for stage in programs_of(engine))
+
+
+def test_requests_leave_processors_to_the_processes_that_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In every step, the one that takes programs over included; until the processes have ended."""
+    inside: list[int] = []
+    seen: list[tuple[str, list[int]]] = []
+
+    @contextmanager
+    def beside(num: int) -> Iterator[None]:
+        inside.append(num)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr("outrider.engine.engine.beside_processes", beside)
+    engine = engine_with(Cache())
+    forward = engine.target.forward
+
+    def watched(batch: Any) -> Any:
+        seen.append(("pass", list(inside)))
+        return forward(batch)
+
+    monkeypatch.setattr(engine.target, "forward", watched)
+    stage = Stage("rule", lambda: seen.append(("program", list(inside))), True, 0)
+    engine.compiler = compiler([stage, stage._replace(number=1)], [{"compiled": 0}])
+    engine.compiler._threads = [Thread(), Thread()]
+    monkeypatch.setattr(Thread, "is_alive", lambda self: True)
+    engine.generate([[1, 2, 3]], greedy(4))
+    assert {what for what, _ in seen} == {"pass", "program"}
+    assert all(nums == [2] for _, nums in seen)
+    monkeypatch.setattr(Thread, "is_alive", lambda self: False)
+    seen.clear()
+    engine.generate([[1, 2, 3]], greedy(4))
+    assert seen
+    assert not any(nums for _, nums in seen)
 
 
 def test_two_threads_take_over_each_program_once() -> None:

@@ -36,6 +36,19 @@ def test_compiles_what_no_other_process_compiles_and_awaits_the_rest(
     assert told == [{"compiled": 1}, {"compiled": 2}, {"compiled": 0}]
 
 
+@pytest.mark.parametrize("layers", [False, True])
+def test_layers_are_compiled_first_where_they_are_asked_for(
+    layers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = lambda: None  # noqa: E731
+    monkeypatch.setattr(loading, "build", lambda **settings: settings)
+    monkeypatch.setattr(warming, "programs_of", lambda _: [Stage("pass", nothing, False, 0)])
+    monkeypatch.setattr(warming, "layers_of", lambda _: [Stage("layers", nothing, False, 1)])
+    told: list[int] = []
+    compiler_process.compile_programs({}, lambda compiled: told.append(compiled), layers=layers)
+    assert told == ([1, 0] if layers else [0])
+
+
 @pytest.mark.slow
 def test_the_process_loads_the_models_and_ends(tmp_path: Path) -> None:
     """Nothing is compiled here, so it has nothing to say."""

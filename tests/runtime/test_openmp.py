@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -106,3 +107,33 @@ def test_threads_that_take_turns_release_theirs(releases: list[int]) -> None:
         for thread in (first, second) * 3:
             thread.submit(next, stream).result()
     assert len(releases) == 5
+
+
+@pytest.mark.skipif(not HAS_GNU, reason="torch has another OpenMP runtime than GNU's")
+@pytest.mark.parametrize(
+    ("num_processors", "num_processes", "expected"), [(4, 1, 3), (4, 2, 2), (2, 2, 1), (9, 3, 3)]
+)
+def test_processors_are_left_to_other_processes(
+    num_processors: int, num_processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the calling thread alone, of which there are three threads otherwise."""
+    monkeypatch.setattr(openmp, "num_processors", lambda: num_processors)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(torch.get_num_threads).result()
+            with suppress(KeyError), openmp.beside_processes(num_processes):
+                assert torch.get_num_threads() == expected
+                assert other.submit(torch.get_num_threads).result() == 3
+                raise KeyError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nothing_is_left_without_gnus_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "_RUNTIME", None)
+    before = torch.get_num_threads()
+    with openmp.beside_processes(1):
+        assert torch.get_num_threads() == before
