@@ -6,8 +6,9 @@
 Each precision is loaded with ``compile="auto"`` in its own process with empty cache folders, and
 then a second time with the filled caches. For each program, measures the wall clock and the
 processor time (Python, and the C++ compilers that it runs). A third process, again with empty
-folders, is loaded with ``background=True`` and generates one output after the other: when do the
-first token and the first token of a compiled program come? Writes JSON and Markdown.
+folders, is loaded with ``background=True`` and generates one output after the other, with a pause of
+a second at most: when do the first token, the first one of compiled layers and the first one of a
+compiled forward pass come, and how fast are the outputs from then on? Writes JSON and Markdown.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import page
@@ -70,8 +72,9 @@ def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[
 
 def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
     """Seconds from the start of this process, of Python included, to the first token, to the first
-    one of a compiled forward pass of the target, if one comes, and until the compiler has ended;
-    and the number of programs that are missing then."""
+    ones of compiled layers of the target and of a compiled forward pass, if they come, and until
+    the compiler has ended; the median speed of outputs from each of these on, in tokens per second,
+    first outputs excepted; and the number of programs that are missing at the end."""
     import torch
 
     import outrider
@@ -80,17 +83,31 @@ def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) 
     engine = outrider.load(target, method=method, dtype=dtype, compile="auto", background=True)
     sampling = outrider.Sampling(temperature=0, max_new_tokens=16, ignore_eos=True)
     seconds: dict[str, float] = {}
+    speeds: dict[str, list[float]] = {}
     running = True
     while running:
         running = engine.compiler is not None and engine.compiler.is_running
+        began = time.perf_counter()
         for _ in engine.stream("def read_text(path):\n", sampling):
-            compiled = engine.target.compiled is not None and engine.target.compiled.has_programs
-            what = "first compiled token" if compiled else "first token"
-            seconds.setdefault(what, time.time() - _began())
+            seconds.setdefault(_running_by(engine.target), time.time() - _began())
+        speed = sampling.max_new_tokens / (time.perf_counter() - began)
+        speeds.setdefault(_running_by(engine.target), []).append(speed)
         if engine.compiler is not None:
             engine.compiler.wait(1)
     seconds["all programs"] = time.time() - _began()
-    return {"seconds": seconds, "missing": engine.compiler.num_missing if engine.compiler else 0}
+    return {
+        "seconds": seconds,
+        "speeds": {what: median(found[1:] or found) for what, found in speeds.items()},
+        "missing": engine.compiler.num_missing if engine.compiler else 0,
+    }
+
+
+def _running_by(target: Any) -> str:
+    """What the target's tokens are called by what computes them now."""
+    if target.compiled is None or not target.compiled.has_programs:
+        return "first token"
+    has_chain = target.compiled.has_chain(target.hidden_layers)
+    return "first compiled token" if has_chain else "first token of compiled layers"
 
 
 def _began() -> float:
@@ -157,8 +174,12 @@ def markdown(report: dict[str, Any]) -> str:
                 for each in run["first"]["stages"]
             ),
         )
-        times = run["background"]["seconds"].items()
-        shown = "; ".join(f"{what} after {seconds:.0f} s" for what, seconds in times)
+        speeds = run["background"].get("speeds", {})
+        shown = "; ".join(
+            f"{what} after {seconds:.0f} s"
+            + (f", then {speeds[what]:.0f} tokens per second" if what in speeds else "")
+            for what, seconds in run["background"]["seconds"].items()
+        )
         missing = run["background"]["missing"]
         lines += ["", f"In the background: {shown}; {missing} programs missing at the end."]
         lines += ["", *(f"Warning: {text}" for text in run["first"]["warnings"])]

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -61,7 +63,7 @@ def main() -> None:
     Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
-    os.nice(PRIORITY)
+    lower_priority()
 
     def tell(**document: str | int) -> None:
         answers.write(json.dumps(document) + "\n")
@@ -103,6 +105,14 @@ def compile_programs(arguments: Mapping[str, Any], tell: Any, *, layers: bool = 
             else:
                 left.append(stage)
         todo = left
+
+
+def lower_priority() -> None:
+    """Lowers the priority of this process, which leads a session of its own. Linux may share
+    processors between sessions first, where only the niceness of the whole session counts."""
+    os.nice(PRIORITY)
+    with suppress(OSError):  # not every system does, or lets it be changed
+        Path("/proc/self/autogroup").write_text(str(PRIORITY), encoding="ascii")
 
 
 def _stop_at_end(descriptor: int) -> None:

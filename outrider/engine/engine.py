@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -31,10 +31,10 @@ from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
+from outrider.runtime.busy_processors import sharing_processors
 from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
-from outrider.runtime.openmp import beside_processes
 from outrider.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -472,8 +472,7 @@ class Engine:
     @contextmanager
     def _around_step(self) -> Iterator[None]:
         compiler = self._programs.compiler
-        num_compiling = 0 if compiler is None else compiler.num_running
-        with beside_processes(num_compiling) if num_compiling else nullcontext():
+        with sharing_processors(0 if compiler is None else compiler.num_running):
             self._take_over_programs()
             yield
 

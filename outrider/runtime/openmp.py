@@ -5,11 +5,6 @@ matrix products, unless the pools of all Python threads together have more threa
 has processors. Then they sleep, and waking them takes longer than a product of a few rows: a round
 in a second Python thread took 2.8 times as long on two cores. A thread that has computed therefore
 ends its pool once another one may go on.
-
-Where another process keeps a processor busy, a thread of the pool now and then waits for its turn
-there, at whatever priority, and the others spin until it has had it. So as many threads fewer
-compute as there are such processes: beside one that compiles, a model of 13 million parameters ran
-at 6 to 10 tokens per second on both of two cores, and at 110 on one.
 """
 
 import ctypes
@@ -46,15 +41,13 @@ starts them anew, which takes 0.1 ms. ``int``, which does nothing, without GNU's
 
 
 @contextmanager
-def beside_processes(num: int) -> Iterator[None]:
-    """Within it, the calling thread computes with as few threads as leave processors to so many
-    other processes; with one at least."""
+def at_most_threads(num: int) -> Iterator[None]:
+    """Within it, the calling thread computes with at most so many threads."""
     if _RUNTIME is None:
         yield
         return
-    torch.get_num_threads()  # sets the number of a thread that has not computed yet
-    before = _RUNTIME.omp_get_max_threads()
-    _RUNTIME.omp_set_num_threads(max(1, min(before, num_processors() - num)))
+    before = torch.get_num_threads()  # which also sets that of a thread that has not computed yet
+    _RUNTIME.omp_set_num_threads(max(1, min(before, num)))
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
 """The process that compiles in the background."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,25 @@ def test_the_process_says_what_is_wrong(tmp_path: Path) -> None:
     assert process.wait() == 0
     assert process.stdin is not None
     process.stdin.close()
+
+
+_OF_SESSION = "/proc/self/autogroup"
+
+
+@pytest.mark.skipif(not Path(_OF_SESSION).exists(), reason="sessions have no priority here")
+def test_the_priority_of_the_session_is_lowered() -> None:
+    code = (
+        "from outrider.engine.compiler_process import lower_priority\n"
+        f"lower_priority(); print(open({_OF_SESSION!r}).read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )
+    assert done.stdout.split()[1:] == ["nice", str(compiler_process.PRIORITY)]
 
 
 def arguments(folder: Path) -> dict[str, Any]:
