@@ -6,9 +6,9 @@
 Each precision is loaded with ``compile="auto"`` in its own process with empty cache folders, and
 then a second time with the filled caches. For each program, measures the wall clock and the
 processor time (Python, and the C++ compilers that it runs). A third process, again with empty
-folders, is loaded with ``background=True`` and generates one output after the other, with a pause of
-a second at most: when do the first token, the first one of compiled layers and the first one of a
-compiled forward pass come, and how fast are the outputs from then on? Writes JSON and Markdown.
+folders, is loaded with ``background=True`` and generates one output after the other, a second
+apart: when do the first token, the first one of compiled layers and the first one of a compiled
+forward pass come, and how fast are outputs from then on? Writes JSON and Markdown.
 """
 
 import argparse

@@ -37,6 +37,8 @@ News = dict[str, Any]
 Start = Callable[[Mapping[str, Any]], "Popen[bytes]"]
 """Starts a process that compiles the programs of the engine of these arguments."""
 
+_LAYERS_FIRST: Start = partial(compiler_process.start, layers=True)
+
 
 class BackgroundCompiler:
     """Processes that compile an engine's programs, and the programs that the engine has not taken
@@ -57,7 +59,7 @@ class BackgroundCompiler:
         arguments: Mapping[str, Any],
         todo: Sequence[Stage],
         num_processes: int = 1,
-        start: Start = partial(compiler_process.start, layers=True),
+        start: Start = _LAYERS_FIRST,
     ) -> None:
         self._waiting = {stage.number: stage for stage in todo}
         self._news: deque[News] = deque()

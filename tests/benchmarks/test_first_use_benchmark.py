@@ -48,28 +48,42 @@ def test_the_page_shows_both_loads() -> None:
 def test_the_first_tokens_are_timed_until_all_programs_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The program of the target is taken over within the second output."""
+    """The programs of the target's layers are taken over within the second output, and that of its
+    forward pass within the third one."""
 
     class Compiler:
-        num_missing, is_running = 0, True
+        num_missing, waits = 0, 0
+
+        @property
+        def is_running(self) -> bool:
+            return self.waits < 2
 
         def wait(self, seconds: float) -> None:
-            self.is_running = False
+            self.waits += 1
+
+    class Compiled:
+        has_programs = has_forward = False
+
+        def has_chain(self, layers: tuple[int, ...]) -> bool:
+            return self.has_forward
 
     class Engine:
         compiler = Compiler()
-        target = SimpleNamespace(compiled=SimpleNamespace(has_programs=False))
+        target = SimpleNamespace(compiled=Compiled(), hidden_layers=())
         outputs = 0
 
         def stream(self, prompt: str, sampling: object) -> Iterator[int]:
             self.outputs += 1
             yield 1
-            self.target.compiled.has_programs = self.outputs == 2
+            self.target.compiled.has_programs = self.outputs >= 2
+            self.target.compiled.has_forward = self.outputs >= 3
             yield 2
 
     engine = Engine()
     monkeypatch.setattr(outrider, "load", lambda *_, **settings: engine)
     found = first_use.first_tokens("speculative", "bfloat16", torch.get_num_threads())
-    assert list(found["seconds"]) == ["first token", "first compiled token", "all programs"]
-    assert engine.outputs == 2
+    named = ["first token", "first token of compiled layers", "first compiled token"]
+    assert list(found["seconds"]) == [*named, "all programs"]
+    assert list(found["speeds"]) == named
+    assert engine.outputs == 3
     assert found["missing"] == 0

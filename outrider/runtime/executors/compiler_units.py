@@ -33,5 +33,9 @@ def units_side_by_side() -> Iterator[None]:
                 running.pop().result()  # raises what the compiler's failure raises
         build(self)
 
-    with _REPLACING, ThreadPoolExecutor(1) as threads, patch.object(CppBuilder, "build", side_by_side):
+    with (
+        _REPLACING,
+        ThreadPoolExecutor(1) as threads,
+        patch.object(CppBuilder, "build", side_by_side),
+    ):
         yield

@@ -88,7 +88,9 @@ class LayerCall(NamedTuple):
     sizes: list[dict[int, Dim]]
 
 
-def layer_calls(each: TreeForward, layers: Sequence[nn.Module], buffers: KVBuffers) -> list[LayerCall]:
+def layer_calls(
+    each: TreeForward, layers: Sequence[nn.Module], buffers: KVBuffers
+) -> list[LayerCall]:
     """How a forward pass calls each of the model's layers.
 
     Args:

@@ -155,7 +155,7 @@ class CompiledLayers:
             for layer, call in zip(layers, calls, strict=True)
         ]
         if len(set(map(repr, forwards))) > _MOST_KINDS:
-            raise UnsupportedModelError(f"the layers of {name} are of more than {_MOST_KINDS} kinds")
+            raise UnsupportedModelError(f"{name} has more than {_MOST_KINDS} kinds of layers")
         programs = map(make, forwards, *buffers)
         self._stand_ins = {
             one.module: StandIn(one.module, _CompiledLayer(program, one.call, number))
@@ -204,7 +204,7 @@ class _CompiledLayer:
 
 def _nested(each: TreeForward, inputs: Sequence[Tensor]) -> list[Any]:
     """The inputs of a program as the forward pass takes them."""
-    moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
+    moving: list[Any] = list(inputs[: each.num_moving])
     if not isinstance(each, ChainForward):
-        moving = [*moving[:3], list(moving[3:])]  # what attention depends on is one argument
-    return [*moving, *map(list, halves(buffers))]
+        moving[3:] = [moving[3:]]  # what attention depends on is one argument
+    return [*moving, *map(list, halves(inputs[each.num_moving :]))]
