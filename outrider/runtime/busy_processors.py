@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -62,6 +63,7 @@ class BusyProcessors:
         self._tried = False
         self._began, self._before = clock(), waited()
         self._window = WINDOW
+        self._lock = Lock()
 
     def num_threads(self, most: int) -> int:
         """Threads for the next step; at most ``most``, and one at least."""
@@ -69,11 +71,14 @@ class BusyProcessors:
             return 1
         now = self._clock()
         if now - self._began >= self._window:
-            self._look(now, most)
+            with self._lock:
+                self._look(now, most)
         return max(1, most - self._fewer)
 
     def _look(self, now: float, most: int) -> None:
         seconds, before = now - self._began, self._before
+        if seconds < self._window:  # another thread has just looked
+            return
         self._before = waited = self._waited()
         self._began = self._clock()
         self._window = max(WINDOW, (self._began - now) / _DEAREST)

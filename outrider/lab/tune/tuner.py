@@ -379,12 +379,17 @@ class Tuner:
         size = self._settings.batch_sizes[0]
         each = self.tuning.plain_rounds[size]
         rounds = (1 + 2 * _FIRST_GUESS) * LEAST_TOKENS
-        needed = self._budget.spent + rounds * each / PROBING
+        spent, probing = self._budget.spent, rounds * each / PROBING
+        needed = spent + probing
         if needed > self._budget.seconds:
+            first = f"loading and compiling took {_rounded_up(spent / 60):g} minutes, and "
+            again = "; what was compiled is kept, so that less time may suffice now"
+            is_first = spent > probing
             raise InvalidParameterError(
-                f"minutes={self._settings.minutes:g}: too short to measure anything: on this "
-                f"machine a plain round at batch {size} takes {1000 * each:.3g} ms, so that tuning "
-                f"needs at least {_rounded_up(needed / 60):g} minutes"
+                f"minutes={self._settings.minutes:g}: too short to measure anything: "
+                f"{first * is_first}on this machine a plain round at batch {size} takes "
+                f"{1000 * each:.3g} ms, so that tuning needs at least "
+                f"{_rounded_up(needed / 60):g} minutes{again * is_first}"
             )
 
     def _nothing_works(self) -> None:
