@@ -43,11 +43,11 @@ starts them anew, which takes 0.1 ms. ``int``, which does nothing, without GNU's
 @contextmanager
 def at_most_threads(num: int) -> Iterator[None]:
     """Within it, the calling thread computes with at most so many threads."""
-    if _RUNTIME is None:
+    before = torch.get_num_threads()  # which also sets that of a thread that has not computed yet
+    if _RUNTIME is None or num >= before:
         yield
         return
-    before = torch.get_num_threads()  # which also sets that of a thread that has not computed yet
-    _RUNTIME.omp_set_num_threads(max(1, min(before, num)))
+    _RUNTIME.omp_set_num_threads(max(1, num))
     try:
         yield
     finally:
