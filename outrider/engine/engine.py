@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -34,6 +34,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.busy_processors import sharing_processors
 from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
+from outrider.runtime.kernels import ignores_threads
 from outrider.runtime.kv_cache.storage import KvDtype
 from outrider.sampling import Sampling
 
@@ -472,9 +473,18 @@ class Engine:
     @contextmanager
     def _around_step(self) -> Iterator[None]:
         compiler = self._programs.compiler
-        with sharing_processors(0 if compiler is None else compiler.num_running):
+        num_compiling = 0 if compiler is None else compiler.num_running
+        with sharing_processors(num_compiling, looks=self._ignores_threads):
             self._take_over_programs()
             yield
+
+    @cached_property
+    def _ignores_threads(self) -> bool:
+        """Whether outputs do not depend on how many threads compute: all matrix products are those
+        of our kernels, and of models."""
+        models = self.drafter.capabilities.models
+        by_models = bool(models) or not self.method.needs_head
+        return by_models and all(ignores_threads(m.module) for m in (self.target, *models))
 
     def _take_over_programs(self) -> None:
         """Loads programs that were compiled in the background, between two rounds. What a governor

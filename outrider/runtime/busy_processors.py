@@ -7,7 +7,7 @@ work on one of two processors, a small model ran at 3 to 7 tokens per second on 
 priority). So threads give way as long as they are seen to wait.
 
 Linux counts how long each thread has waited for a processor. Elsewhere nothing is seen, and all
-threads compute.
+threads compute. So do all where outputs may depend on their number (``Engine``).
 """
 
 import time
@@ -103,15 +103,16 @@ _PROCESSORS = BusyProcessors()
 
 
 @contextmanager
-def sharing_processors(num_others: int = 0) -> Iterator[None]:
+def sharing_processors(num_others: int = 0, *, looks: bool = True) -> Iterator[None]:
     """Within it, the calling thread computes with as many threads as find processors; called before
     each step.
 
     Args:
         num_others: processes that are known to compute on this machine.
+        looks: whether to look for others.
     """
     most = torch.get_num_threads()
     if num_others:
         most = min(most, num_processors() - num_others)
-    with at_most_threads(_PROCESSORS.num_threads(most)):
+    with at_most_threads(_PROCESSORS.num_threads(most) if looks else most):
         yield

@@ -292,7 +292,7 @@ def test_requests_leave_processors_to_the_processes_that_compile(
     seen: list[tuple[str, list[int]]] = []
 
     @contextmanager
-    def beside(num: int) -> Iterator[None]:
+    def beside(num: int, looks: bool) -> Iterator[None]:
         inside.append(num)
         yield
         inside.pop()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import engine_of, tiny
 
 from outrider.runtime import busy_processors
 from outrider.runtime.busy_processors import (
@@ -14,6 +15,8 @@ from outrider.runtime.busy_processors import (
     sharing_processors,
     waited_seconds,
 )
+from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.kernels import ignores_threads
 
 STEP = 0.01  # seconds of a step, four of which wait in vain for a fifth
 
@@ -152,9 +155,11 @@ def test_linux_counts_how_long_threads_wait() -> None:
 
 
 @pytest.mark.parametrize(("processors", "others", "most"), [(8, 0, 3), (8, 2, 3), (4, 2, 2)])
+@pytest.mark.parametrize("looks", [True, False])
 def test_known_processes_are_left_processors_at_once(
-    processors: int, others: int, most: int, monkeypatch: pytest.MonkeyPatch
+    processors: int, others: int, most: int, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One more where it is looked for others, since threads have waited before."""
     asked: list[int] = []
 
     @contextmanager
@@ -165,6 +170,38 @@ def test_known_processes_are_left_processors_at_once(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(busy_processors, "num_processors", lambda: processors)
     monkeypatch.setattr(busy_processors, "at_most_threads", at_most_threads)
-    monkeypatch.setattr(busy_processors, "_PROCESSORS", BusyProcessors(lambda: 0.0, lambda: 0.0))
-    with sharing_processors(others):
-        assert asked == [most]
+    found = BusyProcessors(lambda: 0.0, lambda: 0.0)
+    found._fewer = 1
+    monkeypatch.setattr(busy_processors, "_PROCESSORS", found)
+    with sharing_processors(others, looks=looks):
+        assert asked == [most - looks]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_engines_look_where_the_kernels_compute_all_products(dtype: torch.dtype) -> None:
+    """Of the target and of the draft; other products may have other bits with other threads."""
+    target, draft = tiny(dtype=dtype), tiny(seed=1, dtype=dtype)
+    assert not engine_of(target, draft)._ignores_threads
+    prepare(target, "auto", own=True)
+    assert not engine_of(target, draft)._ignores_threads
+    prepare(draft, "auto", own=True)
+    assert engine_of(target, draft)._ignores_threads
+    assert not engine_of(target, None, "medusa")._ignores_threads
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "expected"),
+    [
+        ("llama", {"own": True}, True),
+        ("llama", {"own": False}, False),
+        ("llama", {"exact": True}, True),
+        ("gpt2", {"own": True}, False),
+        ("mixtral", {"own": True}, False),
+    ],
+)
+def test_which_models_compute_by_kernels_alone(
+    family: str, settings: dict[str, bool], expected: bool
+) -> None:
+    model = tiny(family)
+    prepare(model, "auto", **settings)
+    assert ignores_threads(model.module) == expected

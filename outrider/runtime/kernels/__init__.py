@@ -4,6 +4,7 @@ from outrider.runtime.kernels.build import kernels_are_loaded
 from outrider.runtime.kernels.layers import (
     NARROW,
     NarrowLinear,
+    ignores_threads,
     is_exact,
     rounds_inputs,
     use_grouped_kernels,
@@ -13,6 +14,7 @@ from outrider.runtime.kernels.layers import (
 __all__ = [
     "NARROW",
     "NarrowLinear",
+    "ignores_threads",
     "is_exact",
     "kernels_are_loaded",
     "rounds_inputs",

@@ -133,6 +133,19 @@ def is_exact(module: nn.Module) -> bool:
     return any(isinstance(each, NarrowLinear) and each.widest == _ANY for each in module.modules())
 
 
+def ignores_threads(module: nn.Module) -> bool:
+    """Whether the kernels compute all matrix products of a module, so that their bits do not depend
+    on the number of threads. The libraries' may."""
+    return all(map(_has_own_products, module.modules()))
+
+
+def _has_own_products(part: nn.Module) -> bool:
+    if isinstance(part, NarrowLinear):
+        return part.weight.ndim > 2 or part.widest == _ANY
+    matrices = [each for each in part.parameters(recurse=False) if each.ndim > 1]
+    return not matrices or isinstance(part, nn.Embedding)
+
+
 def rounds_inputs(module: nn.Module) -> bool:
     """Whether linear layers of a module round their inputs to eight bits (``integer_dots.h``)."""
     return any(
