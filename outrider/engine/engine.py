@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -472,11 +472,16 @@ class Engine:
 
     @contextmanager
     def _around_step(self) -> Iterator[None]:
-        compiler = self._programs.compiler
-        num_compiling = 0 if compiler is None else compiler.num_running
-        with sharing_processors(num_compiling, looks=self._ignores_threads):
+        with self._sharing_processors():
             self._take_over_programs()
             yield
+
+    def _sharing_processors(self) -> AbstractContextManager[None]:
+        compiler = self._programs.compiler
+        num_compiling = 0 if compiler is None else compiler.num_running
+        if not num_compiling and not self._ignores_threads:
+            return nullcontext()
+        return sharing_processors(num_compiling, looks=self._ignores_threads)
 
     @cached_property
     def _ignores_threads(self) -> bool:

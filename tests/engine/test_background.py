@@ -317,6 +317,11 @@ def test_requests_leave_processors_to_the_processes_that_compile(
     seen.clear()
     engine.generate([[1, 2, 3]], greedy(4))
     assert seen
+    assert not any(nums for _, nums in seen)
+    engine._ignores_threads = True  # it looks for others
+    seen.clear()
+    engine.generate([[1, 2, 3]], greedy(4))
+    assert seen
     assert all(nums == [0] for _, nums in seen)
 
 
