@@ -472,6 +472,7 @@ class Engine:
 
     @contextmanager
     def _around_step(self) -> Iterator[None]:
+        """Takes over programs before a step, and leaves processors to other processes in it."""
         with self._sharing_processors():
             self._take_over_programs()
             yield
@@ -485,8 +486,8 @@ class Engine:
 
     @cached_property
     def _ignores_threads(self) -> bool:
-        """Whether outputs do not depend on how many threads compute: all matrix products are those
-        of our kernels, and of models."""
+        """Whether outputs do not depend on how many threads compute: our kernels compute all matrix
+        products of the models, and no head drafts without a model."""
         models = self.drafter.capabilities.models
         by_models = bool(models) or not self.method.needs_head
         return by_models and all(ignores_threads(m.module) for m in (self.target, *models))

@@ -24,10 +24,10 @@ def _find() -> ctypes.CDLL | None:
     for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*")):
         try:
             runtime = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
-            assert runtime.omp_pause_resource_all  # of OpenMP 5.0
-        except (OSError, AttributeError):  # not loaded, or older
+        except OSError:  # not loaded
             continue
-        return runtime
+        if hasattr(runtime, "omp_pause_resource_all"):  # of OpenMP 5.0
+            return runtime
     return None
 
 

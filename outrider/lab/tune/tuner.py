@@ -382,14 +382,15 @@ class Tuner:
         spent, probing = self._budget.spent, rounds * each / PROBING
         needed = spent + probing
         if needed > self._budget.seconds:
-            first = f"loading and compiling took {_rounded_up(spent / 60):g} minutes, and "
-            again = "; what was compiled is kept, so that less time may suffice now"
-            is_first = spent > probing
+            before = again = ""
+            if spent > probing:
+                before = f"loading and compiling took {_rounded_up(spent / 60):g} minutes, and "
+                again = "; what was compiled is kept, so that less time may suffice now"
             raise InvalidParameterError(
                 f"minutes={self._settings.minutes:g}: too short to measure anything: "
-                f"{first * is_first}on this machine a plain round at batch {size} takes "
+                f"{before}on this machine a plain round at batch {size} takes "
                 f"{1000 * each:.3g} ms, so that tuning needs at least "
-                f"{_rounded_up(needed / 60):g} minutes{again * is_first}"
+                f"{_rounded_up(needed / 60):g} minutes{again}"
             )
 
     def _nothing_works(self) -> None:

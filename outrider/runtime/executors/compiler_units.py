@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 _CALLS = ".wrapper"
-"""How the name ends of the unit, and of the library."""
+"""How the name of the unit with the calls ends."""
 
 _REPLACING = RLock()
 
