@@ -34,6 +34,9 @@ _PATIENCE = 5.0  # seconds in which a process ends by itself
 News = dict[str, Any]
 """What a process tells: see ``compiler_process.py``."""
 
+Begin = Callable[[], "Popen[bytes]"]
+"""Starts a process that waits for the arguments of an engine."""
+
 Start = Callable[[Mapping[str, Any]], "Popen[bytes]"]
 """Starts a process that compiles the programs of the engine of these arguments."""
 
@@ -116,6 +119,28 @@ class BackgroundCompiler:
 def num_processes(most: int) -> int:
     """How many processes may compile besides this one: one per processor core, but for one."""
     return max(0, min(num_processors() - 1, MOST_PROCESSES, most))
+
+
+@contextmanager
+def compiler_at_hand(wanted: bool, begin: Begin = compiler_process.begin) -> Iterator[Begin]:
+    """Starts a process before it is known what to compile, so that it imports what it needs while
+    kernels are compiled and models are loaded. Yields what starts processes, and returns this one
+    first; if nobody calls it, the process ends.
+
+    Args:
+        wanted: whether to start one.
+        begin: starts a process.
+    """
+    waiting: list[Popen[bytes]] = []
+    if wanted:
+        with suppress(OSError):  # whoever needs one tries again
+            waiting.append(begin())
+    try:
+        yield lambda: waiting.pop() if waiting else begin()
+    finally:
+        for process in waiting:
+            os.killpg(process.pid, signal.SIGKILL)  # it may not notice while it imports
+            _stop(process)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
     python -m outrider.engine.compiler_process
 
-It reads the pickled arguments of ``load`` from its standard input, loads the same engine, and
-compiles what no other process is compiling. It writes one JSON document per line to its standard
-output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it is done
-with. Once its standard input ends, as when its parent has ended, it stops at once; programs appear
-in the cache folder complete or not at all.
+It imports torch, reads the pickled arguments of ``load`` from its standard input, loads the same
+engine, and compiles what no other process is compiling. It writes one JSON document per line to its
+standard output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it
+is done with. Once its standard input ends, as when its parent has ended, it stops at once; programs
+appear in the cache folder complete or not at all.
+
+Torch is imported only once the priority is lowered, since that takes seconds of a processor.
 """
 
 import json
@@ -16,13 +18,12 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any
-
-from outrider.core.errors import OutriderError, OutriderWarning
 
 PRIORITY = 10
 """By how much its niceness exceeds that of the process that starts it."""
@@ -30,19 +31,14 @@ PRIORITY = 10
 _MODULE = "outrider.engine.compiler_process"
 
 
-def start(arguments: Mapping[str, Any], *, layers: bool = False) -> "subprocess.Popen[bytes]":
-    """Starts the process; closing its ``stdin`` ends it.
-
-    Args:
-        arguments: of ``load``.
-        layers: whether the layers of the models are compiled first.
+def begin() -> "subprocess.Popen[bytes]":
+    """Starts the process, which imports what it needs and waits for its arguments; closing its
+    ``stdin`` ends it.
 
     Raises:
         OSError: it cannot be started.
-        Exception: arguments that cannot be pickled; of many kinds.
     """
-    message = pickle.dumps((dict(arguments), layers))
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -51,6 +47,27 @@ def start(arguments: Mapping[str, Any], *, layers: bool = False) -> "subprocess.
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)},
     )
+
+
+def start(
+    arguments: Mapping[str, Any],
+    *,
+    layers: bool = False,
+    begin: Callable[[], "subprocess.Popen[bytes]"] = begin,
+) -> "subprocess.Popen[bytes]":
+    """Starts the process, and tells it what to compile.
+
+    Args:
+        arguments: of ``load``.
+        layers: whether the layers of the models are compiled first.
+        begin: starts the process, or returns one that has been started.
+
+    Raises:
+        OSError: it cannot be started.
+        Exception: arguments that cannot be pickled; of many kinds.
+    """
+    message = pickle.dumps((dict(arguments), layers))
+    process = begin()
     assert process.stdin is not None
     process.stdin.write(message)
     process.stdin.flush()
@@ -58,12 +75,18 @@ def start(arguments: Mapping[str, Any], *, layers: bool = False) -> "subprocess.
 
 
 def main() -> None:
-    """Compiles what the standard input asks for."""
-    arguments, layers = pickle.load(sys.stdin.buffer)
-    Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
+    """Compiles what the standard input asks for; nothing if it ends before that."""
+    lower_priority()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
-    lower_priority()
+    import_module("outrider.engine.loading")  # takes seconds, which the arguments may take, too
+    from outrider.core.errors import OutriderError, OutriderWarning
+
+    try:
+        arguments, layers = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return
+    Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
 
     def tell(**document: str | int) -> None:
         answers.write(json.dumps(document) + "\n")

@@ -24,7 +24,14 @@ from outrider.core.values import check_flag, shown
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
-from outrider.engine.background import BackgroundCompiler, compiling_beside, num_processes
+from outrider.engine import compiler_process
+from outrider.engine.background import (
+    BackgroundCompiler,
+    Begin,
+    compiler_at_hand,
+    compiling_beside,
+    num_processes,
+)
 from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
 from outrider.engine.engine import Engine
 from outrider.engine.governor.sources import MOST
@@ -35,10 +42,12 @@ from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.compiled import Compile, check_compile
 from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.hf.load import resolve_device
 from outrider.runtime.hf.quantize import check_kind
 from outrider.runtime.hf.source import check_source
+from outrider.runtime.kernels.build import kernels_are_missing
 from outrider.runtime.kv_cache.storage import KvDtype
-from outrider.runtime.openmp import release_threads
+from outrider.runtime.openmp import num_processors, release_threads
 
 EMBEDDED = "embedded"
 DEFAULT = "speculative"
@@ -154,12 +163,15 @@ def load(
     if report is not None and not callable(report):
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     _check_make(make)
-    engine = build(**arguments, report=report)
-    is_complete = True
-    if compile == "off" or make is not Engine or not _can_be_loaded_again(engine, target, draft):
-        warm_up(engine, report)
-    else:
-        is_complete = _load_programs(engine, arguments, background, report)
+    check_compile(compile)
+    may_share = compile != "off" and make is Engine and _others_can_load(device, target, draft)
+    with compiler_at_hand(may_share and num_processors() > 1 and kernels_are_missing()) as begin:
+        engine = build(**arguments, report=report)
+        is_complete = True
+        if may_share:
+            is_complete = _load_programs(engine, arguments, background, report, begin)
+        else:
+            warm_up(engine, report)
     if make is Engine and is_complete:  # else rounds will be faster once the programs are there
         measure_round_times(engine, report)
     release_threads()  # requests may run in another thread
@@ -167,11 +179,15 @@ def load(
 
 
 def _load_programs(
-    engine: Engine, arguments: Mapping[str, Any], background: bool, report: Report | None
+    engine: Engine,
+    arguments: Mapping[str, Any],
+    background: bool,
+    report: Report | None,
+    begin: Begin,
 ) -> bool:
     """Loads the engine's programs, and compiles those that are missing, here and in other
-    processes, or in these alone; as many of them as fit into memory. Returns whether no program
-    will be added later."""
+    processes, which ``begin`` starts, or in these alone; as many of them as fit into memory.
+    Returns whether no program will be added later."""
     missing = load_compiled(engine)
     if not missing:
         return True
@@ -183,10 +199,12 @@ def _load_programs(
         with suppress(Exception):  # no other process can be started, or told the arguments
             num = min(num_processes(len(missing)) or 1, memory.num_processes)
             todo = [*missing_of(layers_of(engine)), *missing]
-            engine.compiler = BackgroundCompiler(arguments, todo, num)
+            start = partial(compiler_process.start, layers=True, begin=begin)
+            engine.compiler = BackgroundCompiler(arguments, todo, num, start)
             return False
     num = min(num_processes(len(missing) - 1), memory.num_processes)
-    with compiling_beside(arguments, num) as shared:
+    start = partial(compiler_process.start, begin=begin)
+    with compiling_beside(arguments, num, start) as shared:
         warm_up(engine, report, shared=shared)
     return True
 
@@ -311,9 +329,9 @@ def _check_make(make: object) -> None:
         )
 
 
-def _can_be_loaded_again(engine: Engine, *sources: Source | Head | None) -> bool:
+def _others_can_load(device: str | torch.device | None, *sources: Source | Head | None) -> bool:
     """Whether another process finds the same models, and has memory of its own for them."""
-    on_cpu = engine.target.device.type == "cpu"
+    on_cpu = resolve_device(device).type == "cpu"
     return on_cpu and all(each is None or isinstance(each, str | Path) for each in sources)
 
 

@@ -19,7 +19,12 @@ from torch import nn
 from outrider import Engine, Sampling
 from outrider.core.errors import OutriderWarning
 from outrider.engine import assembly, background
-from outrider.engine.background import BackgroundCompiler, News, compiling_beside
+from outrider.engine.background import (
+    BackgroundCompiler,
+    News,
+    compiler_at_hand,
+    compiling_beside,
+)
 from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.warming import Stage, layers_of, load_compiled, missing_of, programs_of
 from outrider.methods import METHODS
@@ -69,6 +74,13 @@ class Process:
 
     def wait(self, timeout: float | None = None) -> int:
         return self._code
+
+
+def sleeper() -> Any:
+    """A process that does not notice that its input ends."""
+    return subprocess.Popen(
+        ["sleep", "1000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
 
 
 def engine_with(cache: Cache) -> Engine:
@@ -399,14 +411,11 @@ def test_a_process_whose_input_stays_open_is_killed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(background, "_PATIENCE", 0.0)
     processes = []
 
-    def sleeper(_: Mapping[str, Any]) -> Any:
-        found = subprocess.Popen(
-            ["sleep", "1000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        processes.append(found)
-        return found
+    def start(_: Mapping[str, Any]) -> Any:
+        processes.append(sleeper())
+        return processes[-1]
 
-    with compiling_beside({}, 1, sleeper) as shared:
+    with compiling_beside({}, 1, start) as shared:
         assert shared
     assert processes[0].returncode == -signal.SIGKILL
 
@@ -416,3 +425,39 @@ def test_helpers_are_ended() -> None:
     with compiling_beside({}, 1, lambda _: process) as shared:  # type: ignore[arg-type, return-value]
         assert shared
     assert process.stdin.closed
+
+
+def test_the_process_at_hand_is_used_first() -> None:
+    begun = [Process([]) for _ in range(2)]
+    left = iter(begun)
+    with compiler_at_hand(True, lambda: next(left)) as begin:  # type: ignore[arg-type, return-value]
+        assert begin() is begun[0]
+        assert begin() is begun[1]
+    assert not begun[0].stdin.closed
+    assert next(left, None) is None
+
+
+def test_no_process_is_at_hand_where_none_is_wanted() -> None:
+    with compiler_at_hand(False, lambda: pytest.fail("a process is started")):
+        pass
+
+
+def test_a_process_at_hand_that_nobody_uses_is_killed() -> None:
+    processes = []
+
+    def begin() -> Any:
+        processes.append(sleeper())
+        return processes[-1]
+
+    with pytest.raises(OSError, match="no such model"), compiler_at_hand(True, begin):
+        raise OSError("no such model")
+    (process,) = processes
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_no_process_at_hand_can_be_started() -> None:
+    def fail() -> Any:
+        raise OSError("no more processes")
+
+    with compiler_at_hand(True, fail) as begin, pytest.raises(OSError, match="no more"):
+        begin()

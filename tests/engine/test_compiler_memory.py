@@ -14,6 +14,7 @@ from outrider.core.errors import OutriderWarning
 from outrider.engine import compiler_memory as module
 from outrider.engine import loading
 from outrider.engine.compiler_memory import OVERHEAD, compiler_memory
+from outrider.engine.compiler_process import begin
 from outrider.runtime import HFModel
 from outrider.runtime.kernels import NarrowLinear
 
@@ -32,11 +33,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     nums: list[int] = []
 
     @contextmanager
-    def beside(arguments: Any, num: int) -> Iterator[bool]:
+    def beside(arguments: Any, num: int, start: Any) -> Iterator[bool]:
         nums.append(num)
         yield bool(num)
 
-    def compiler(arguments: Any, todo: Any, num: int) -> None:
+    def compiler(arguments: Any, todo: Any, num: int, start: Any) -> None:
         nums.append(num)
 
     monkeypatch.setattr(loading, "BackgroundCompiler", compiler)
@@ -58,8 +59,8 @@ def test_fewer_processes_compile_where_memory_is_short(
 ) -> None:
     """Three at most, in the background and beside this process."""
     set_room(monkeypatch, engine, room)
-    assert not loading._load_programs(engine, {}, True, None)
-    assert loading._load_programs(engine, {}, False, None)
+    assert not loading._load_programs(engine, {}, True, None, begin)
+    assert loading._load_programs(engine, {}, False, None, begin)
     assert started == [num, num]
 
 
@@ -71,7 +72,7 @@ def test_nothing_is_compiled_in_the_background_where_no_process_fits(
     (draft,) = engine.drafter.capabilities.models
     engine.target.name, draft.name = "target big", "draft small"
     with pytest.warns(OutriderWarning) as seen:
-        assert loading._load_programs(engine, {}, True, None)
+        assert loading._load_programs(engine, {}, True, None, begin)
     (message,) = (str(each.message) for each in seen)
     assert message.startswith("target big and draft small: programs are not compiled")
     assert "`outrider compile`" in message
@@ -84,7 +85,7 @@ def test_this_process_compiles_alone_where_no_other_fits(
     engine: Engine, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_room(monkeypatch, engine, 0.9)
-    assert loading._load_programs(engine, {}, False, None)
+    assert loading._load_programs(engine, {}, False, None, begin)
     assert started == [0]
 
 

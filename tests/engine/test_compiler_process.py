@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tiny_models import byte_tokenizer, tiny_module
 
 from outrider.engine import Engine, compiler_process, loading, warming
 from outrider.engine.warming import Stage
+from outrider.runtime import load_model
 from outrider.runtime.executors.compile_cache import _MISSING, Missing
 
 
@@ -74,6 +77,24 @@ def test_the_process_says_what_is_wrong(tmp_path: Path) -> None:
     process.stdin.close()
 
 
+@pytest.mark.slow
+def test_the_process_ends_without_a_word_where_it_is_told_nothing() -> None:
+    process = compiler_process.begin()
+    assert process.stdout is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    with process.stdout:
+        assert process.stdout.read() == b""
+    assert process.wait() == 0
+
+
+def test_the_priority_is_lowered_before_torch_is_imported() -> None:
+    """Importing the module imports no torch; ``main`` lowers the priority first."""
+    code = "import outrider.engine.compiler_process, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 _OF_SESSION = "/proc/self/autogroup"
 
 
@@ -115,3 +136,38 @@ def arguments(folder: Path) -> dict[str, Any]:
         "compile": "off",
         "make": Engine,
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, True),
+        ({"compile": "off"}, False),
+        ({"kernels_are_missing": False}, False),
+        ({"num_processors": 1}, False),
+        ({"in_memory": True}, False),
+    ],
+)
+def test_a_process_is_at_hand_from_the_start_where_kernels_are_to_be_compiled(
+    changes: dict[str, Any], wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is told what to compile."""
+    asked: list[object] = []
+    here = {"compile": "auto", "kernels_are_missing": True, "num_processors": 2} | changes
+
+    @contextmanager
+    def at_hand(wanted: bool) -> Iterator[str]:
+        asked.append(wanted)
+        yield "begin"
+
+    monkeypatch.setattr(loading, "compiler_at_hand", at_hand)
+    monkeypatch.setattr(loading, "kernels_are_missing", lambda: here["kernels_are_missing"])
+    monkeypatch.setattr(loading, "num_processors", lambda: here["num_processors"])
+    monkeypatch.setattr(loading, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(loading, "_load_programs", lambda *given: asked.append(given[-1]))
+    told = arguments(tmp_path) | {"compile": here["compile"]}
+    if "in_memory" in changes:
+        told["target"] = load_model(tmp_path, dtype="float32")
+    loading.load(**told)
+    may_share = here["compile"] != "off" and "in_memory" not in changes
+    assert asked == [wanted] + ["begin"] * may_share

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from threading import Barrier
 from unittest.mock import Mock
 
 import pytest
@@ -190,17 +191,40 @@ def test_kernels_for_few_bits_are_compiled_for_the_first_model_that_needs_them(
         library.touch()
 
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
     monkeypatch.setattr(build, "_few_bits_are_loaded", False)
     monkeypatch.setattr(build, "compile_kernels", compile_kernels)
     monkeypatch.setattr("ctypes.CDLL", Mock())
+    assert not build.kernels_are_missing()
+    monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
+    assert build.kernels_are_missing()
     model = nn.Sequential(nn.Linear(64, 32))
     use_kernels(model)
     use_kernels(model)
     assert compiled == [build._KERNELS]
+    assert not build.kernels_are_missing()
     weight = rounded(torch.randn(32, 64), 8, 32, False)
     use_kernels(nn.Sequential(GroupedLinear(weight, None)))
     assert compiled == [build._KERNELS, build._FEW_BITS]
+
+
+def test_both_libraries_are_compiled_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other."""
+    both = Barrier(2)
+
+    def compile_kernels(library: Path, units: object) -> None:
+        both.wait(60)
+        library.parent.mkdir(exist_ok=True)
+        library.touch()
+
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
+    monkeypatch.setattr(build, "_few_bits_are_loaded", False)
+    monkeypatch.setattr(build, "compile_kernels", compile_kernels)
+    monkeypatch.setattr("ctypes.CDLL", Mock())
+    assert load_kernels(few_bits=True)
+    assert not load_kernels(few_bits=True)
 
 
 def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

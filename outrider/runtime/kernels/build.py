@@ -28,12 +28,15 @@ SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _Units = tuple[tuple[str, ...], ...]
 
 _KERNELS: _Units = (
-    ("attend", "elementwise", "linear", "move_slots", "truncate"),
-    ("exact_mode", "operators", "packing", "program", "shims"),
+    ("attend", "linear"),
+    (
+        *("exact_mode", "operators", "packing", "program", "shims"),
+        *("elementwise", "move_slots", "truncate"),
+    ),
 )
-"""Names of the sources that are compiled together: those that compute by vectors, and those that
-need torch's operators. The headers of either take a few seconds to read; two units that take about
-as long as each other keep two cores busy."""
+"""Names of the sources that are compiled together: the two that take longest, and the others, most
+of which need torch's operators, whose headers take seconds to read. Two units that take about as
+long as each other keep two cores busy."""
 
 _FEW_BITS: _Units = (("few_bits",),)
 
@@ -53,33 +56,40 @@ def load_kernels(*, few_bits: bool = False) -> bool:
         KernelError: no C++ compiler, or one that fails.
     """
     global _few_bits_are_loaded
-    compiled = False
+    libraries = []
     if not kernels_are_loaded():
         _warn_of_portable_code()
-        compiled = _load(f"{kernels_key()}.so", _KERNELS)
+        libraries.append((_kernels(), _KERNELS))
     if few_bits and not _few_bits_are_loaded:
-        compiled |= _load(f"{kernels_key()}-few-bits.so", _FEW_BITS)
-        _few_bits_are_loaded = True
-    return compiled
+        libraries.append((_kernels("-few-bits"), _FEW_BITS))
+    with ThreadPoolExecutor() as pool:
+        compiling = [pool.submit(_compile_missing, *each) for each in libraries]
+    compiled = [each.result() for each in compiling]
+    for library, _ in libraries:
+        _load(library)
+    _few_bits_are_loaded |= few_bits
+    return any(compiled)
 
 
-def _load(name: str, units: _Units) -> bool:
-    """Loads a library; returns whether it was compiled just now."""
-    library = cached_file("kernels", name)
-    missing = not library.exists()
-    if missing:
-        try:
-            with locked(library):
-                if not library.exists():
-                    compile_kernels(library, units)
-        except OSError as error:
-            raise KernelError(f"cannot compile the kernels to {library.parent}: {error}") from error
+def _compile_missing(library: Path, units: _Units) -> bool:
+    """Compiles a library that is missing; returns whether it did."""
+    if library.exists():
+        return False
+    try:
+        with locked(library):
+            if not library.exists():
+                compile_kernels(library, units)
+    except OSError as error:
+        raise KernelError(f"cannot compile the kernels to {library.parent}: {error}") from error
+    return True
+
+
+def _load(library: Path) -> None:
     try:
         # global: programs look up the shims in it, and the second library the first one
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
-    return missing
 
 
 def _warn_of_portable_code() -> None:
@@ -93,6 +103,15 @@ def _warn_of_portable_code() -> None:
             OutriderWarning,
             stacklevel=3,
         )
+
+
+def kernels_are_missing() -> bool:
+    """Whether loading the kernels compiles them."""
+    return not (kernels_are_loaded() or _kernels().exists())
+
+
+def _kernels(kind: str = "") -> Path:
+    return cached_file("kernels", f"{kernels_key()}{kind}.so")
 
 
 def kernels_are_loaded() -> bool:
