@@ -1,14 +1,15 @@
 """Duration of the first use: compiling kernels and programs.
 
     python -m benchmarks.first_use [--dtypes float32 bfloat16] [--method speculative]
-        [--target embedded]
+        [--target embedded] [--draft FOLDER] [--name first_use]
 
 Each precision is loaded with ``compile="auto"`` in its own process with empty cache folders, and
 then a second time with the filled caches. For each program, measures the wall clock and the
 processor time (Python, and the C++ compilers that it runs). A third process, again with empty
 folders, is loaded with ``background=True`` and generates one output after the other, a second
 apart: when do the first token, the first one of compiled layers and the first one of a compiled
-forward pass come, and how fast are outputs from then on? Writes JSON and Markdown.
+forward pass come, and how fast are outputs from then on? A fourth process does so with the filled
+caches. Times of tokens are those since the start of the process. Writes JSON and Markdown.
 """
 
 import argparse
@@ -44,7 +45,9 @@ def now() -> list[float]:
     ]
 
 
-def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
+def load(
+    method: str, dtype: str, threads: int, target: str = EMBEDDED, draft: str | None = None
+) -> dict[str, Any]:
     """Loads the engine in this process; returns the seconds of each program, and warnings."""
     import torch
 
@@ -60,7 +63,7 @@ def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OutriderWarning)
-        outrider.load(target, method=method, dtype=dtype, compile="auto", report=report)
+        outrider.load(target, draft, method, dtype=dtype, compile="auto", report=report)
     marks.append(("", now()))
     stages = []
     for (what, began), (_, ended) in pairwise(marks):
@@ -70,7 +73,9 @@ def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[
     return {"stages": stages, "warnings": ours}
 
 
-def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
+def first_tokens(
+    method: str, dtype: str, threads: int, target: str = EMBEDDED, draft: str | None = None
+) -> dict[str, Any]:
     """Seconds from the start of this process, of Python included, to the first token, to the first
     ones of compiled layers of the target and of a compiled forward pass, if they come, and until
     the compiler has ended; the median speed of outputs from each of these on, in tokens per second,
@@ -80,7 +85,7 @@ def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) 
     import outrider
 
     torch.set_num_threads(threads)
-    engine = outrider.load(target, method=method, dtype=dtype, compile="auto", background=True)
+    engine = outrider.load(target, draft, method, dtype=dtype, compile="auto", background=True)
     sampling = outrider.Sampling(temperature=0, max_new_tokens=16, ignore_eos=True)
     seconds: dict[str, float] = {}
     speeds: dict[str, list[float]] = {}
@@ -117,18 +122,28 @@ def _began() -> float:
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def measure(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
-    """Measures the first load and the second one, and the first tokens in the background, each in
-    its own process."""
+def measure(*settings: str) -> dict[str, Any]:
+    """Measures the first load, the second one, the first tokens in the background and those of a
+    later start, each in its own process.
+
+    Args:
+        *settings: method, dtype, threads and target; and a draft or head, if any.
+    """
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        first, second, tokens = (
-            _in_process(what, [method, dtype, str(threads), target], folder)
-            for what, folder in (("--load", one), ("--load", one), ("--tokens", other))
+        first, second, tokens, later = (
+            _in_process(what, settings, folder)
+            for what, folder in (
+                ("--load", one),
+                ("--load", one),
+                ("--tokens", other),
+                ("--tokens", one),
+            )
         )
-    return {"dtype": dtype, "first": first, "second": second, "background": tokens}
+    found = {"first": first, "second": second, "background": tokens, "later": later}
+    return {"dtype": settings[1]} | found
 
 
-def _in_process(what: str, arguments: list[str], folder: str) -> Any:
+def _in_process(what: str, arguments: Sequence[str], folder: str) -> Any:
     """What this script prints in a process of its own with these cache folders."""
     folders = {
         "OUTRIDER_CACHE": f"{folder}/outrider",
@@ -165,7 +180,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"## {run['dtype']}",
             "",
             f"First use {wall:.0f} s ({busy:.0f} s of processor time); later loads {wall_2:.1f} s "
-            f"({busy_2:.1f} s).",
+            f"({busy_2:.1f} s).{_shown_later(run.get('later'))}",
         ]
         lines += page.table(
             ("compiled", "wall clock, s", "Python, s", "C++ compilers, s"),
@@ -186,24 +201,36 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _shown_later(later: dict[str, Any] | None) -> str:
+    """The time of the first token of a later start; pages of older runs have none."""
+    if later is None:
+        return ""
+    seconds = min(later["seconds"].values())
+    return f" A later start gives its first token after {seconds:.1f} s, Python's imports included."
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, writes the report and prints the page."""
     parser = page.parser(__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--method", default="speculative")
     parser.add_argument("--target", default=EMBEDDED)
-    parser.add_argument("--load", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--draft", help="a draft model or head for the target")
+    parser.add_argument("--name", default="first_use", help="of the files that are written")
+    parser.add_argument("--load", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if asked := options.load or options.tokens:
-        method, dtype, threads, target = asked
+        method, dtype, threads, *models = asked
         run = load if options.load else first_tokens
-        print(json.dumps(run(method, dtype, int(threads), target)))
+        print(json.dumps(run(method, dtype, int(threads), *models)))
         return
     dtypes = " ".join(options.dtypes)
+    models = [options.target] + [options.draft] * (options.draft is not None)
+    draft = f" --draft {options.draft}" if options.draft else ""
     about = page.about(
         f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
-        f"--threads {options.threads} --target {options.target}",
+        f"--threads {options.threads} --target {options.target}{draft}",
         method=options.method,
         target=options.target,
         load=os.getloadavg()[0],
@@ -211,11 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {
         "about": about | {"threads": options.threads},  # of the processes that are measured
         "runs": [
-            measure(options.method, each, options.threads, options.target)
-            for each in options.dtypes
+            measure(options.method, each, str(options.threads), *models) for each in options.dtypes
         ],
     }
-    page.publish(options.out, "first_use", report, markdown(report))
+    page.publish(options.out, options.name, report, markdown(report))
 
 
 if __name__ == "__main__":

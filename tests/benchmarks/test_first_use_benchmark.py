@@ -14,7 +14,7 @@ from outrider.core.errors import OutriderWarning
 
 
 def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(target: str, *, report: Any, **_: Any) -> None:
+    def load(target: str, *_: Any, report: Any, **__: Any) -> None:
         report("compiling, once: passes of target /a/folder/target", 0.0)
         warnings.warn("it differs", OutriderWarning, stacklevel=1)
         report("compiling, once: rule Greedy", 0.5)
@@ -36,10 +36,13 @@ def test_the_page_shows_both_loads() -> None:
     first = {"stages": stages * 2, "warnings": ["it differs"]}
     second = {"stages": [stages[0] | {"wall": 0.5, "compilers": 0.0}], "warnings": []}
     tokens = {"seconds": {"first token": 4.0, "first compiled token": 21.0}, "missing": 1}
+    later = {"seconds": {"first compiled token": 2.5, "all programs": 3.5}}
     runs = [{"dtype": "bfloat16", "first": first, "second": second, "background": tokens}]
+    runs[0]["later"] = later
     page = first_use.markdown({"about": about, "runs": runs})
     assert page.startswith("# First use, t\n\nd, h, 2 threads, torch t; `compile=")
     assert "First use 18 s (16 s of processor time); later loads 0.5 s (3.0 s)." in page
+    assert "A later start gives its first token after 2.5 s" in page
     assert page.count("| rule Greedy | 9.0 | 3.0 | 5.0 |") == 2
     assert "first token after 4 s; first compiled token after 21 s; 1 programs missing" in page
     assert "Warning: it differs" in page
