@@ -123,7 +123,7 @@ def num_processes(most: int) -> int:
 
 @contextmanager
 def compiler_at_hand(wanted: bool, begin: Begin = compiler_process.begin) -> Iterator[Begin]:
-    """Starts a process before it is known what to compile, so that it imports what it needs while
+    """Starts a process before it is known what to compile: it imports torch and its compiler while
     kernels are compiled and models are loaded. Yields what starts processes, and returns this one
     first; if nobody calls it, the process ends.
 

@@ -2,13 +2,11 @@
 
     python -m outrider.engine.compiler_process
 
-It imports torch, reads the pickled arguments of ``load`` from its standard input, loads the same
-engine, and compiles what no other process is compiling. It writes one JSON document per line to its
-standard output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it
-is done with. Once its standard input ends, as when its parent has ended, it stops at once; programs
-appear in the cache folder complete or not at all.
-
-Torch is imported only once the priority is lowered, since that takes seconds of a processor.
+It imports torch's compiler, reads the pickled arguments of ``load`` from its standard input, loads
+the same engine, and compiles what no other process is compiling. It writes one JSON document per
+line to its standard output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each
+program that it is done with. Once its standard input ends, as when its parent has ended, it stops
+at once; programs appear in the cache folder complete or not at all.
 """
 
 import json
@@ -25,10 +23,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from outrider.core.errors import OutriderError, OutriderWarning
+
 PRIORITY = 10
 """By how much its niceness exceeds that of the process that starts it."""
 
 _MODULE = "outrider.engine.compiler_process"
+
+_NEEDED = ("outrider.engine.loading", "torch._inductor.compile_fx", "torch.export._trace")
+"""Modules that take seconds to import."""
 
 
 def begin() -> "subprocess.Popen[bytes]":
@@ -76,12 +79,11 @@ def start(
 
 def main() -> None:
     """Compiles what the standard input asks for; nothing if it ends before that."""
-    lower_priority()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
-    import_module("outrider.engine.loading")  # takes seconds, which the arguments may take, too
-    from outrider.core.errors import OutriderError, OutriderWarning
-
+    for module in _NEEDED:  # meanwhile the kernels may be compiled, which requests wait for, too
+        import_module(module)
+    lower_priority()
     try:
         arguments, layers = pickle.load(sys.stdin.buffer)
     except EOFError:

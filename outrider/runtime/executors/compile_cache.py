@@ -37,6 +37,7 @@ from outrider.runtime.executors.compiler_units import units_side_by_side
 from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.executors.export import quick_tracing
 from outrider.runtime.executors.extracted import load_library
+from outrider.runtime.executors.instruction_sets import instruction_sets_known
 from outrider.runtime.executors.library import Library
 from outrider.runtime.executors.parallel_regions import regions_where_they_pay
 from outrider.runtime.hardware import processor_name
@@ -275,6 +276,7 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
         with warnings.catch_warnings(), torch.no_grad(), ExitStack() as stack:
             stack.enter_context(regions_where_they_pay())
             stack.enter_context(units_side_by_side())
+            stack.enter_context(instruction_sets_known())
             warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(scratch), inductor_configs=options
