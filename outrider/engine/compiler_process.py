@@ -81,7 +81,7 @@ def main() -> None:
     """Compiles what the standard input asks for; nothing if it ends before that."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
-    for module in _NEEDED:  # meanwhile the kernels may be compiled, which requests wait for, too
+    for module in _NEEDED:  # at the priority of the parent, which may have to wait for it
         import_module(module)
     lower_priority()
     try:

@@ -26,14 +26,14 @@ def instruction_sets_known() -> Iterator[None]:
     kernels are loaded. One thread at a time."""
     from torch._inductor.cpu_vec_isa import VecISA  # which only compiling needs
 
-    check_build = VecISA.check_build
     known = set(processor().flags) if kernels_are_loaded() else set()
+    with _REPLACING:
+        check_build = VecISA.check_build
 
-    def check(self: Any, code: str) -> bool:
-        flags = self.build_arch_flags().split()
-        return all(_COMES_WITH.get(flag, flag) in known for flag in flags) or check_build(
-            self, code
-        )
+        def check(self: Any, code: str) -> bool:
+            flags = self.build_arch_flags().split()
+            is_known = all(_COMES_WITH.get(flag, flag) in known for flag in flags)
+            return is_known or check_build(self, code)
 
-    with _REPLACING, patch.object(VecISA, "check_build", check):
-        yield
+        with patch.object(VecISA, "check_build", check):
+            yield
