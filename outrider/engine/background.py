@@ -124,11 +124,13 @@ def num_processes(most: int) -> int:
 @contextmanager
 def compiler_at_hand(wanted: bool, begin: Begin = compiler_process.begin) -> Iterator[Begin]:
     """Starts a process before it is known what to compile: it imports torch and its compiler while
-    kernels are compiled and models are loaded. Yields what starts processes, and returns this one
-    first; if nobody calls it, the process ends.
+    kernels are compiled and models are loaded.
+
+    Yields a function that starts a process as ``begin`` does, except that its first call returns
+    the one that has been started. If nobody calls it, that process is killed.
 
     Args:
-        wanted: whether to start one.
+        wanted: whether to start a process now.
         begin: starts a process.
     """
     waiting: list[Popen[bytes]] = []

@@ -48,6 +48,11 @@ def compiler_memory(engine: Engine) -> CompilerMemory:
     )
 
 
+def has_room() -> bool:
+    """Whether a process fits into memory that has not loaded its models yet."""
+    return free_bytes(torch.device("cpu")) >= OVERHEAD
+
+
 def _loaded_bytes(model: HFModel) -> int:
     """Bytes of a model's weights as they are read, before they are rounded to a few bits."""
     tensors = {id(each): each.nbytes for each in model.module.parameters()}

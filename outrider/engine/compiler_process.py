@@ -30,7 +30,7 @@ PRIORITY = 10
 
 _MODULE = "outrider.engine.compiler_process"
 
-_NEEDED = ("outrider.engine.loading", "torch._inductor.compile_fx", "torch.export._trace")
+_NEEDED = ("outrider.engine.loading", "torch._inductor.compile_fx")
 """Modules that take seconds to import."""
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     """Compiles what the standard input asks for; nothing if it ends before that."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
-    for module in _NEEDED:  # at the priority of the parent, which may have to wait for it
+    for module in _NEEDED:  # before the priority is lowered: the first program waits for them
         import_module(module)
     lower_priority()
     try:

@@ -32,7 +32,7 @@ from outrider.engine.background import (
     compiling_beside,
     num_processes,
 )
-from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
+from outrider.engine.compiler_memory import CompilerMemory, compiler_memory, has_room
 from outrider.engine.engine import Engine
 from outrider.engine.governor.sources import MOST
 from outrider.engine.round_times import measure_round_times
@@ -165,7 +165,7 @@ def load(
     _check_make(make)
     check_compile(compile)
     may_share = compile != "off" and make is Engine and _others_can_load(device, target, draft)
-    with compiler_at_hand(may_share and num_processors() > 1 and kernels_are_missing()) as begin:
+    with compiler_at_hand(may_share and _waits_for_kernels()) as begin:
         engine = build(**arguments, report=report)
         is_complete = True
         if may_share:
@@ -176,6 +176,12 @@ def load(
         measure_round_times(engine, report)
     release_threads()  # requests may run in another thread
     return engine
+
+
+def _waits_for_kernels() -> bool:
+    """Whether the kernels will be compiled first, while a process that compiles programs has a
+    processor and the memory to start."""
+    return num_processors() > 1 and kernels_are_missing() and has_room()
 
 
 def _load_programs(

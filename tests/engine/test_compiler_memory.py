@@ -13,7 +13,7 @@ from outrider import Engine
 from outrider.core.errors import OutriderWarning
 from outrider.engine import compiler_memory as module
 from outrider.engine import loading
-from outrider.engine.compiler_memory import OVERHEAD, compiler_memory
+from outrider.engine.compiler_memory import OVERHEAD, compiler_memory, has_room
 from outrider.engine.compiler_process import begin
 from outrider.runtime import HFModel
 from outrider.runtime.kernels import NarrowLinear
@@ -105,6 +105,14 @@ def test_weights_of_a_few_bits_are_read_in_the_models_precision() -> None:
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
     engines = [engine_of(each, None, "plain") for each in (whole, rounded)]
     assert compiler_memory(engines[0]).needed == compiler_memory(engines[1]).needed
+
+
+def test_a_process_without_models_needs_what_each_process_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for free, fits in ((OVERHEAD, True), (OVERHEAD - 1, False)):
+        monkeypatch.setattr(module, "free_bytes", lambda _, free=free: free)
+        assert has_room() is fits
 
 
 def test_what_requests_may_take_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:

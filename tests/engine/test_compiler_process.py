@@ -138,6 +138,7 @@ def arguments(folder: Path) -> dict[str, Any]:
         ({"compile": "off"}, False),
         ({"kernels_are_missing": False}, False),
         ({"num_processors": 1}, False),
+        ({"has_room": False}, False),
         ({"in_memory": True}, False),
     ],
 )
@@ -146,7 +147,8 @@ def test_a_process_is_at_hand_from_the_start_where_kernels_are_to_be_compiled(
 ) -> None:
     """And is told what to compile."""
     asked: list[object] = []
-    here = {"compile": "auto", "kernels_are_missing": True, "num_processors": 2} | changes
+    here: dict[str, Any] = {"compile": "auto", "kernels_are_missing": True, "num_processors": 2}
+    here |= {"has_room": True} | changes
 
     @contextmanager
     def at_hand(wanted: bool) -> Iterator[str]:
@@ -154,8 +156,8 @@ def test_a_process_is_at_hand_from_the_start_where_kernels_are_to_be_compiled(
         yield "begin"
 
     monkeypatch.setattr(loading, "compiler_at_hand", at_hand)
-    monkeypatch.setattr(loading, "kernels_are_missing", lambda: here["kernels_are_missing"])
-    monkeypatch.setattr(loading, "num_processors", lambda: here["num_processors"])
+    for name in ("kernels_are_missing", "num_processors", "has_room"):
+        monkeypatch.setattr(loading, name, lambda name=name: here[name])
     monkeypatch.setattr(loading, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(loading, "_load_programs", lambda *given: asked.append(given[-1]))
     told = arguments(tmp_path) | {"compile": here["compile"]}
