@@ -2,11 +2,13 @@
 with one thread, and with threads that give way (decision 0072).
 
     python -m benchmarks.beside [--target embedded] [--dtype float32] [--seconds 3] [--repeats 2]
+        [--threads N]
 
-The other process computes without a pause or a part of the time, at some niceness, in the session
-of this process or in its own; Linux shares processors between sessions first. Each row has its own
-other process, beside which the three ways take turns. Wall clock; outputs of 64 tokens, of which
-the first of each turn does not count. Writes JSON and Markdown.
+There are as many threads as processors unless ``--threads`` says otherwise. The other process
+computes without a pause or a part of the time, at some niceness, in the session of this process or
+in its own; Linux shares processors between sessions first. Beside each kind of process, decoding
+takes turns at the three ways. Wall clock; outputs of 64 tokens, of which the first of each turn
+does not count. Writes JSON and Markdown.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -104,21 +107,19 @@ WAYS = ("all threads", "one thread", "threads that give way")
 
 
 def ways(engine: Engine, threads: int) -> dict[str, Callable[[], None]]:
-    """What sets an engine to each of the three ways."""
+    """For each of the three ways, a function that makes the engine compute so."""
 
     def use(num: int, looks: bool) -> None:
         torch.set_num_threads(num)
-        engine._ignores_threads = looks  # without which it does not look for others
+        engine._ignores_threads = looks  # threads give way only in engines where this is true
 
-    settings = ((threads, False), (1, False), (threads, True))
-    return {
-        way: lambda num=num, looks=looks: use(num, looks)  # type: ignore[misc]
-        for way, (num, looks) in zip(WAYS, settings, strict=True)
-    }
+    settings = (partial(use, threads, False), partial(use, 1, False), partial(use, threads, True))
+    return dict(zip(WAYS, settings, strict=True))
 
 
 def speed(engine: Engine, seconds: float) -> float:
-    """Tokens per second of outputs, one after the other; an output is finished."""
+    """Tokens per second of outputs that are generated one after the other. No output begins after
+    so many seconds, and the last one counts in full."""
     sampling = Sampling(temperature=0, max_new_tokens=_TOKENS, ignore_eos=True)
     engine.generate([_PROMPT], sampling)
     began = time.perf_counter()
@@ -160,7 +161,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = page.parser(__doc__)
+    parser = page.parser(__doc__, threads=num_processors())
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")

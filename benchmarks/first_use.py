@@ -122,13 +122,17 @@ def _began() -> float:
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def measure(*settings: str) -> dict[str, Any]:
+def measure(method: str, dtype: str, threads: int, *models: str) -> dict[str, Any]:
     """Measures the first load, the second one, the first tokens in the background and those of a
     later start, each in its own process.
 
     Args:
-        *settings: method, dtype, threads and target; and a draft or head, if any.
+        method: how to decode.
+        dtype: of the models.
+        threads: of each process.
+        *models: the target; and a draft or head, if any.
     """
+    settings = method, dtype, str(threads), *models
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         first, second, tokens, later = (
             _in_process(what, settings, folder)
@@ -140,7 +144,7 @@ def measure(*settings: str) -> dict[str, Any]:
             )
         )
     found = {"first": first, "second": second, "background": tokens, "later": later}
-    return {"dtype": settings[1]} | found
+    return {"dtype": dtype} | found
 
 
 def _in_process(what: str, arguments: Sequence[str], folder: str) -> Any:
@@ -238,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {
         "about": about | {"threads": options.threads},  # of the processes that are measured
         "runs": [
-            measure(options.method, each, str(options.threads), *models) for each in options.dtypes
+            measure(options.method, each, options.threads, *models) for each in options.dtypes
         ],
     }
     page.publish(options.out, options.name, report, markdown(report))

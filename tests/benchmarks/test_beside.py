@@ -35,8 +35,7 @@ def test_the_other_process_has_its_session_and_niceness_and_ends(
 
 
 def test_each_way_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine looks for other processes in one of them; the number of threads is as before
-    afterwards."""
+    """The engine looks for other processes in one of them."""
     engine = engine_of(tiny(), None, "plain")
     seen = []
 
