@@ -1,8 +1,9 @@
-"""Inductor does not try instruction sets for which our kernels have been compiled.
+"""Spares Inductor the instruction sets that the C++ compiler is known to support.
 
-It compiles a program for some instruction sets, and loads it in a Python process of its own, to see
-whether the C++ compiler knows them: two seconds of each process that compiles for a processor with
-AVX-512 VNNI. Our kernels have been compiled with the same flags by the same compiler.
+To see whether the compiler supports an instruction set such as AVX-512 VNNI, Inductor compiles a
+small library for it and loads that in a new Python process. This took each process that compiles
+programs two seconds on a processor with AMX. The same compiler has compiled our kernels with the
+same flags, so the answer is known.
 """
 
 from collections.abc import Iterator
@@ -15,15 +16,15 @@ from outrider.runtime.kernels.build import kernels_are_loaded
 from outrider.runtime.kernels.processors import processor
 
 _COMES_WITH = {"-mamx-int8": "-mamx-tile"}
-"""Flags that every compiler knows which knows the other one."""
+"""Flags that our kernels do without, and the flag that every compiler introduced with each."""
 
 _REPLACING = RLock()
 
 
 @contextmanager
 def instruction_sets_known() -> Iterator[None]:
-    """Makes Inductor try only instruction sets that our kernels do not use; all of them while no
-    kernels are loaded. One thread at a time."""
+    """Within it, Inductor tries only instruction sets that our kernels do not use, or all of them
+    if no kernels are loaded. One thread at a time."""
     from torch._inductor.cpu_vec_isa import VecISA  # which only compiling needs
 
     known = set(processor().flags) if kernels_are_loaded() else set()
