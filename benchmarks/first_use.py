@@ -7,9 +7,11 @@ Each precision is loaded with ``compile="auto"`` in its own process with empty c
 then a second time with the filled caches. For each program, measures the wall clock and the
 processor time (Python, and the C++ compilers that it runs). A third process, again with empty
 folders, is loaded with ``background=True`` and generates one output after the other, a second
-apart: when do the first token, the first one of compiled layers and the first one of a compiled
-forward pass come, and how fast are outputs from then on? A fourth process does so with the filled
-caches. Times of tokens are those since the start of the process. Writes JSON and Markdown.
+apart: when do the first token, the first one by kernels, the first one of compiled layers and the
+first one of a compiled forward pass come, and how fast are outputs from then on? It starts as
+commands of ``outrider`` do, by starting the process that compiles before it imports torch. A fourth
+process does so with the filled caches. Times of tokens are those since the start of the process.
+Writes JSON and Markdown.
 """
 
 import argparse
@@ -77,9 +79,13 @@ def first_tokens(
     method: str, dtype: str, threads: int, target: str = EMBEDDED, draft: str | None = None
 ) -> dict[str, Any]:
     """Seconds from the start of this process, of Python included, to the first token, to the first
-    ones of compiled layers of the target and of a compiled forward pass, if they come, and until
-    the compiler has ended; the median speed of outputs from each of these on, in tokens per second,
-    first outputs excepted; and the number of programs that are missing at the end."""
+    ones by kernels, of compiled layers of the target and of a compiled forward pass, if they come,
+    and until the compiler has ended; the median speed of outputs from each of these on, in tokens
+    per second, first outputs excepted; and the number of programs that are missing at the end."""
+    from outrider.engine.compiler_process import begin_ahead
+
+    begin_ahead()  # as the commands do before these imports
+
     import torch
 
     import outrider
@@ -109,8 +115,12 @@ def first_tokens(
 
 def _running_by(target: Any) -> str:
     """What the target's tokens are called by what computes them now."""
-    if target.compiled is None or not target.compiled.has_programs:
+    from outrider.runtime.executors.compile_cache import uses_kernels
+
+    if not uses_kernels(target.module):
         return "first token"
+    if target.compiled is None or not target.compiled.has_programs:
+        return "first token by kernels"
     has_chain = target.compiled.has_chain(target.hidden_layers)
     return "first compiled token" if has_chain else "first token of compiled layers"
 

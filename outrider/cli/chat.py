@@ -65,7 +65,7 @@ def chat(
     biases = parse_logit_bias(logit_bias)
     models, speculation, tuned = configured(context, models, speculation, config, 1)
     require_draft_of(speculation.method, models)
-    start()
+    start(compiles=models.compiles)
     sampling = sampling_of(
         truncation,
         penalties,

@@ -26,7 +26,7 @@ def compile_ahead(models: Models, speculation: Speculation) -> None:
     require_draft_of(speculation.method, models)
     if models.compile == "off":
         models = replace(models, compile="auto")
-    start()
+    start(compiles=models.compiles)
     from outrider.engine.warming import load_compiled, programs_of, refused
     from outrider.runtime.cache_folder import cache_folder
 

@@ -86,7 +86,7 @@ def demo(
     Exits with code 1 if greedy outputs differ by more than rounding explains.
     """
     require_draft(models, "demo")
-    start()
+    start(compiles=models.compiles)
     from outrider.sampling import Sampling
 
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens).with_fixed_length

@@ -140,7 +140,7 @@ def generate(
     if compare and speculation.method == "plain":
         raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)
-    start()
+    start(compiles=models.compiles)
     sampling = sampling_of(
         truncation,
         penalties,

@@ -88,7 +88,7 @@ def profile(
     text = PROMPT if prompt is None and file is None else read_prompt(prompt, file)
     _check_files(trace, plot)
     require_draft_of(speculation.method, models)
-    start()
+    start(compiles=models.compiles)
     from outrider.lab import plots
     from outrider.lab import profile as lab
     from outrider.lab.metadata import run_metadata

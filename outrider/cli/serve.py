@@ -59,7 +59,7 @@ def serve(
     require_draft_of(speculation.method, models)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise fail(f"outrider serve needs {missing[0]}: pip install 'outrider[serve]'")
-    start("outrider.serve.run")
+    start("outrider.serve.run", compiles=models.compiles)
     from outrider.serve.run import log_to_stderr, run
 
     certificate = _certificate(listening)

@@ -1,9 +1,13 @@
 """Compilation in the background: requests run at once, by our kernels without a program, while
 other processes compile; the engine takes over each program between two rounds.
 
+Where the kernels are missing, too, requests run without them at first: one of the processes
+compiles them before anything else, and the engine takes them over before any program.
+
 A program must not change an output. Programs of an exact model's forward passes compute the same
 bits as the model, so they are taken over between any two rounds. All others round elsewhere, so
-they are taken over while no request runs: each output comes from one arithmetic throughout.
+they are taken over while no request runs, as are the kernels: each output comes from one arithmetic
+throughout.
 """
 
 import json
@@ -24,7 +28,9 @@ from outrider.core.errors import OutriderWarning
 from outrider.engine import compiler_process
 from outrider.engine.warming import Stage, make
 from outrider.runtime.executors.compile_cache import Missing
-from outrider.runtime.openmp import num_processors
+from outrider.runtime.host_processors import num_processors
+
+KERNELS = compiler_process.KERNELS
 
 MOST_PROCESSES = 3
 """Each loads the models for itself."""
@@ -102,7 +108,8 @@ class BackgroundCompiler:
         """Loads programs that are compiled; called between two rounds.
 
         Args:
-            idle: whether no request runs. Programs that are not exact wait for that.
+            idle: whether no request runs. The kernels, and programs that are not exact, wait for
+                that.
         """
         while self._news:
             news = self._news.popleft()
@@ -110,10 +117,16 @@ class BackgroundCompiler:
                 warnings.warn(news["warning"], OutriderWarning, stacklevel=2)
             elif stage := self._waiting.pop(news.get("compiled", -1), None):
                 self._ready.append(stage)
-        taken = [stage for stage in self._ready if idle or stage.exact]
+        if KERNELS in self._waiting or (not idle and KERNELS in map(_number, self._ready)):
+            return  # programs call them
+        taken = sorted((stage for stage in self._ready if idle or stage.exact), key=_number)
         for stage in taken:
             make(stage, Missing.LEAVE)
             self._ready.remove(stage)
+
+
+def _number(stage: Stage) -> int:
+    return stage.number
 
 
 def num_processes(most: int) -> int:
@@ -141,8 +154,8 @@ def compiler_at_hand(wanted: bool, begin: Begin = compiler_process.begin) -> Ite
         yield lambda: waiting.pop() if waiting else begin()
     finally:
         for process in waiting:
-            os.killpg(process.pid, signal.SIGKILL)  # it may not notice while it imports
-            _stop(process)
+            compiler_process.kill(process)  # it may not notice while it imports
+        compiler_process.kill_ahead()
 
 
 @contextmanager

@@ -10,14 +10,11 @@ from typing import NamedTuple
 
 import torch
 
+from outrider.engine.compiler_process import OVERHEAD
 from outrider.engine.engine import Engine
 from outrider.runtime import HFModel
 from outrider.runtime.kernels import NarrowLinear
 from outrider.runtime.kv_cache.storage import free_bytes
-
-OVERHEAD = 2**31
-"""Bytes of a process beside its models: 0.6 GiB of Python and torch, and the C++ compiler that it
-runs, measured with the embedded pair as 1.6 GiB at most."""
 
 
 class CompilerMemory(NamedTuple):
@@ -46,11 +43,6 @@ def compiler_memory(engine: Engine) -> CompilerMemory:
         OVERHEAD + sum(map(_loaded_bytes, models)),
         free_bytes(torch.device("cpu")) - (most - held),
     )
-
-
-def has_room() -> bool:
-    """Whether a process fits into memory that has not loaded its models yet."""
-    return free_bytes(torch.device("cpu")) >= OVERHEAD
 
 
 def _loaded_bytes(model: HFModel) -> int:

@@ -2,13 +2,18 @@
 
     python -m outrider.engine.compiler_process
 
-It imports torch's compiler, reads the pickled arguments of ``load`` from its standard input, loads
-the same engine, and compiles what no other process is compiling. It writes one JSON document per
-line to its standard output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each
-program that it is done with. Once its standard input ends, as when its parent has ended, it stops
-at once; programs appear in the cache folder complete or not at all.
+It compiles the kernels if they are missing, imports torch's compiler meanwhile, reads the pickled
+arguments of ``load`` from its standard input, loads the same engine, and compiles what no other
+process is compiling. It writes one JSON document per line to its standard output:
+``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it is done with, or
+``KERNELS``. Once its standard input ends, as when its parent has ended, it stops at once; kernels
+and programs appear in the cache folder complete or not at all.
+
+Whatever starts the process needs neither torch nor ``transformers``, so that it can do so before it
+imports them.
 """
 
+import atexit
 import json
 import os
 import pickle
@@ -20,27 +25,75 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
-from outrider.core.errors import OutriderError, OutriderWarning
+from outrider.runtime.cache_folder import cache_folder
+from outrider.runtime.host_memory import available_bytes
+from outrider.runtime.host_processors import num_processors
+
+KERNELS = -1
+"""The number by which it tells that the kernels are compiled."""
+
+OVERHEAD = 2**31
+"""Bytes of the process beside its models: 0.6 GiB of Python and torch, and the C++ compiler that it
+runs, measured with the embedded pair as 1.6 GiB at most."""
 
 PRIORITY = 10
 """By how much its niceness exceeds that of the process that starts it."""
 
 _MODULE = "outrider.engine.compiler_process"
 
+Tell = Callable[..., None]
+"""Writes a document, given as keywords, to the standard output."""
+
+_ahead: list["subprocess.Popen[bytes]"] = []
+
 _NEEDED = ("outrider.engine.loading", "torch._inductor.compile_fx")
 """Modules that take seconds to import."""
 
 
+def has_room() -> bool:
+    """Whether the process would have a processor to itself, and the memory to start."""
+    return num_processors() > 1 and (not hasattr(os, "sysconf") or available_bytes() >= OVERHEAD)
+
+
+def begin_ahead() -> None:
+    """Starts the process for the engine that will be loaded next, if the cache folder has no
+    kernels yet and there is room. It compiles them while this process imports torch and
+    ``transformers``."""
+    if has_room() and not any((cache_folder() / "kernels").glob("*.so")):
+        with suppress(OSError):  # it is tried again
+            _ahead.append(begin())
+            atexit.register(kill_ahead)
+
+
+def kill_ahead() -> None:
+    """Ends the process of :func:`begin_ahead`, with its C++ compilers, if no engine has it."""
+    while _ahead:
+        kill(_ahead.pop())
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process to which nobody listens yet at once, with its C++ compilers."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(OSError):
+            pipe.close()
+    process.wait()
+
+
 def begin() -> "subprocess.Popen[bytes]":
-    """Starts the process, which imports what it needs and waits for its arguments; closing its
-    ``stdin`` ends it.
+    """Starts the process, which compiles the kernels, imports what it needs and waits for its
+    arguments; closing its ``stdin`` ends it. Returns the one that was started ahead, if any.
 
     Raises:
         OSError: it cannot be started.
     """
+    if _ahead:
+        return _ahead.pop()
     return subprocess.Popen(
         [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
@@ -81,6 +134,15 @@ def main() -> None:
     """Compiles what the standard input asks for; nothing if it ends before that."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
+    one_at_a_time = Lock()
+
+    def tell(**document: str | int) -> None:
+        with one_at_a_time:
+            answers.write(json.dumps(document) + "\n")
+
+    from outrider.runtime.kernels.build import compile_missing_kernels  # imports torch, no more
+
+    Thread(target=_tell_of_kernels, args=(compile_missing_kernels, tell)).start()
     for module in _NEEDED:  # before the priority is lowered: the first program waits for them
         import_module(module)
     lower_priority()
@@ -90,8 +152,7 @@ def main() -> None:
         return
     Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
 
-    def tell(**document: str | int) -> None:
-        answers.write(json.dumps(document) + "\n")
+    from outrider.core.errors import OutriderError, OutriderWarning
 
     def warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if issubclass(category, OutriderWarning):
@@ -105,7 +166,16 @@ def main() -> None:
         tell(warning=f"nothing is compiled in the background: {error}")
 
 
-def compile_programs(arguments: Mapping[str, Any], tell: Any, *, layers: bool = False) -> None:
+def _tell_of_kernels(compile_missing_kernels: Callable[[], object], tell: Tell) -> None:
+    """Compiles the kernels, and tells it. If they do not compile, loading the models warns."""
+    from outrider.core.errors import KernelError
+
+    with suppress(KernelError):
+        compile_missing_kernels()
+        tell(compiled=KERNELS)
+
+
+def compile_programs(arguments: Mapping[str, Any], tell: Tell, *, layers: bool = False) -> None:
     """Loads an engine and compiles what no other process is compiling, and waits for the rest.
 
     Args:

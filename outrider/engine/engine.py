@@ -499,6 +499,7 @@ class Engine:
             self._programs.take_over()
         if self._num_changes != self._programs.num_changes:
             self._num_changes = self._programs.num_changes
+            vars(self).pop("_ignores_threads", None)  # the models may have got kernels
             if self.governor is not None:
                 self.governor.forget_times()
 

@@ -32,12 +32,21 @@ from outrider.engine.background import (
     compiling_beside,
     num_processes,
 )
-from outrider.engine.compiler_memory import CompilerMemory, compiler_memory, has_room
+from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
 from outrider.engine.engine import Engine
 from outrider.engine.governor.sources import MOST
+from outrider.engine.late_kernels import LateKernels
 from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, AUTO_REPEATABLE, Settings
-from outrider.engine.warming import Report, layers_of, load_compiled, missing_of, warm_up
+from outrider.engine.warming import (
+    Report,
+    Stage,
+    layers_of,
+    load_compiled,
+    missing_of,
+    unloaded,
+    warm_up,
+)
 from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.compiled import Compile, check_compile
@@ -45,9 +54,9 @@ from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.hf.load import resolve_device
 from outrider.runtime.hf.quantize import check_kind
 from outrider.runtime.hf.source import check_source
-from outrider.runtime.kernels.build import kernels_are_missing
+from outrider.runtime.kernels.build import kernels_are_missing, others_compile_kernels
 from outrider.runtime.kv_cache.storage import KvDtype
-from outrider.runtime.openmp import num_processors, release_threads
+from outrider.runtime.openmp import release_threads
 
 EMBEDDED = "embedded"
 DEFAULT = "speculative"
@@ -143,9 +152,11 @@ def load(
         background: do not wait for programs that are missing. They are compiled by other processes
             at low priority, and the engine takes each over between two rounds, where that changes
             no output: with ``exact``, programs of forward passes at once; all others while no
-            request runs, so that the outputs before and after may differ by their rounding. Where
-            not even one such process fits into memory, nothing is compiled, after a warning. Of no
-            effect for models in memory and on a GPU, whose programs are compiled now.
+            request runs, so that the outputs before and after may differ by their rounding. So are
+            the kernels where they are missing, too, unless the engine is ``exact``, drafts with a
+            head or has weights of few bits: then loading waits for them. Where not even one such
+            process fits into memory, nothing is compiled, after a warning. Of no effect for models
+            in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
         make: makes the engine of the loaded models: :class:`Engine`, a subclass of it, or a
@@ -165,11 +176,14 @@ def load(
     _check_make(make)
     check_compile(compile)
     may_share = compile != "off" and make is Engine and _others_can_load(device, target, draft)
-    with compiler_at_hand(may_share and _waits_for_kernels()) as begin:
-        engine = build(**arguments, report=report)
+    waits = may_share and kernels_are_missing() and compiler_process.has_room()
+    is_plain = not exact and quantize_target is None and quantize_draft is None
+    late = LateKernels() if waits and background and is_plain and _may_be_late(draft) else None
+    with compiler_at_hand(waits) as begin:
+        engine = build(**arguments, report=report, prepare=late.prepare if late else prepare)
         is_complete = True
         if may_share:
-            is_complete = _load_programs(engine, arguments, background, report, begin)
+            is_complete = _load_programs(engine, arguments, background, report, begin, late)
         else:
             warm_up(engine, report)
     if make is Engine and is_complete:  # else rounds will be faster once the programs are there
@@ -178,10 +192,11 @@ def load(
     return engine
 
 
-def _waits_for_kernels() -> bool:
-    """Whether the kernels will be compiled first, while a process that compiles programs has a
-    processor and the memory to start."""
-    return num_processors() > 1 and kernels_are_missing() and has_room()
+def _may_be_late(draft: Source | Head | None) -> bool:
+    """Whether another process can compile the kernels while requests run, and no head needs them
+    when it is loaded."""
+    has_head = isinstance(draft, Head) or format_of(draft) is not None
+    return others_compile_kernels() and not has_head
 
 
 def _load_programs(
@@ -190,29 +205,60 @@ def _load_programs(
     background: bool,
     report: Report | None,
     begin: Begin,
+    late: LateKernels | None = None,
 ) -> bool:
     """Loads the engine's programs, and compiles those that are missing, here and in other
     processes, which ``begin`` starts, or in these alone; as many of them as fit into memory.
     Returns whether no program will be added later."""
+    memory = compiler_memory(engine)
+    if late is not None:
+        if memory.num_processes and _compile_later(engine, arguments, memory, begin, late):
+            return False
+        late.use()
     missing = load_compiled(engine)
     if not missing:
         return True
-    memory = compiler_memory(engine)
     if background and not memory.num_processes:
         _warn_of_memory(engine, memory)
         return True
     if background:
-        with suppress(Exception):  # no other process can be started, or told the arguments
-            num = min(num_processes(len(missing)) or 1, memory.num_processes)
-            todo = [*missing_of(layers_of(engine)), *missing]
-            start = partial(compiler_process.start, layers=True, begin=begin)
-            engine.compiler = BackgroundCompiler(arguments, todo, num, start)
+        todo = [*missing_of(layers_of(engine)), *missing]
+        if _compile_beside(engine, arguments, todo, memory, begin):
             return False
     num = min(num_processes(len(missing) - 1), memory.num_processes)
     start = partial(compiler_process.start, begin=begin)
     with compiling_beside(arguments, num, start) as shared:
         warm_up(engine, report, shared=shared)
     return True
+
+
+def _compile_later(
+    engine: Engine,
+    arguments: Mapping[str, Any],
+    memory: CompilerMemory,
+    begin: Begin,
+    late: LateKernels,
+) -> bool:
+    """Lets other processes compile the kernels and all programs, which the engine takes over after
+    the kernels. Returns whether they do."""
+    todo = [late.stage, *layers_of(engine), *unloaded(engine)]
+    return _compile_beside(engine, arguments, todo, memory, begin)
+
+
+def _compile_beside(
+    engine: Engine,
+    arguments: Mapping[str, Any],
+    todo: Sequence[Stage],
+    memory: CompilerMemory,
+    begin: Begin,
+) -> bool:
+    """Lets other processes compile beside requests; returns whether they do."""
+    with suppress(Exception):  # no other process can be started, or told the arguments
+        num = min(num_processes(len(todo)) or 1, memory.num_processes)
+        start = partial(compiler_process.start, layers=True, begin=begin)
+        engine.compiler = BackgroundCompiler(arguments, todo, num, start)
+        return True
+    return False
 
 
 def _warn_of_memory(engine: Engine, memory: CompilerMemory) -> None:
@@ -254,8 +300,13 @@ def build(
     generation_config: bool,
     make: Callable[..., Engine],
     report: Report | None = None,
+    prepare: Callable[..., None] = prepare,
 ) -> Engine:
-    """The engine of :func:`load`, which has no program yet."""
+    """The engine of :func:`load`, which has no program yet.
+
+    Args:
+        prepare: sets up how each model runs, as :func:`prepare` of ``runtime/executors`` does.
+    """
     head, is_automatic = format_of(draft), False
     if isinstance(method, str) and method == AUTO:
         method, options = _automatic(target, draft, head, options)

@@ -74,6 +74,12 @@ def load_compiled(engine: Engine) -> list[Stage]:
     return missing_of(programs_of(engine))
 
 
+def unloaded(engine: Engine) -> list[Stage]:
+    """The programs that the engine needs, none of which it loads or compiles now."""
+    _seal(engine, True)
+    return programs_of(engine)
+
+
 def missing_of(programs: Sequence[Stage]) -> list[Stage]:
     """Loads programs that are in the cache folder; returns those that are missing."""
     return [stage for stage in programs if not make(stage, Missing.LEAVE)]

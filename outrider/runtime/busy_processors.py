@@ -18,7 +18,8 @@ from threading import Lock
 
 import torch
 
-from outrider.runtime.openmp import at_most_threads, num_processors
+from outrider.runtime.host_processors import num_processors
+from outrider.runtime.openmp import at_most_threads
 
 WINDOW = 0.05
 """Seconds after which it is looked again."""

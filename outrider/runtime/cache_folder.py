@@ -18,8 +18,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from outrider.core.errors import OutriderWarning
-
 _LITTLE = 2**26  # bytes; with less, a compiler that fails has probably filled the disk
 _LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
@@ -108,6 +106,8 @@ def _reason_against_writing(folder: Path) -> str | None:
 @cache
 def _substitute(folder: str, reason: str) -> Path:
     """A temporary folder in place of the cache folder, for this process."""
+    from outrider.core.errors import OutriderWarning  # imports torch, which takes a second
+
     warnings.warn(
         f"the cache folder {folder} cannot be written ({reason}): what is compiled is lost when "
         f"the process ends; name another folder in OUTRIDER_CACHE",

@@ -5,12 +5,15 @@ matrix products, unless the pools of all Python threads together have more threa
 has processors. Then they sleep, and waking them takes longer than a product of a few rows: a round
 in a second Python thread took 2.8 times as long on two cores. A thread that has computed therefore
 ends its pool once another one may go on.
+
+MKL, which multiplies eager models in float32, has a number of threads of its own for each thread
+that calls it. torch sets it together with OpenMP's.
 """
 
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +36,20 @@ def _find() -> ctypes.CDLL | None:
 
 _RUNTIME = _find()
 
+
+def _find_mkl() -> Callable[[int], int]:
+    """MKL's function that sets how many threads it computes with for the calling thread, and
+    returns the number before; ``int`` where torch comes without MKL."""
+    for path in Path(torch.__file__).parent.glob("lib/libtorch_cpu*"):
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
+            found: Callable[[int], int] = library.MKL_Set_Num_Threads_Local
+            return found
+    return int
+
+
+_set_mkl_threads = _find_mkl()
+
 release_threads: Callable[[], object] = (
     int if _RUNTIME is None else partial(_RUNTIME.omp_pause_resource_all, _SOFT)
 )
@@ -48,14 +65,9 @@ def at_most_threads(num: int) -> Iterator[None]:
         yield
         return
     _RUNTIME.omp_set_num_threads(max(1, num))
+    mkl_before = _set_mkl_threads(max(1, num))
     try:
         yield
     finally:
+        _set_mkl_threads(mkl_before)
         _RUNTIME.omp_set_num_threads(before)
-
-
-def num_processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import outrider
 from benchmarks import first_use
 from outrider.core.errors import OutriderWarning
+from outrider.engine import compiler_process
+from outrider.runtime.kernels import use_kernels
 
 
 def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,15 +54,15 @@ def test_the_page_shows_both_loads() -> None:
 def test_the_first_tokens_are_timed_until_all_programs_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The programs of the target's layers are taken over within the second output, and that of its
-    forward pass within the third one."""
+    """The kernels are taken over within the second output, the programs of the target's layers
+    within the third one, and that of its forward pass within the fourth one."""
 
     class Compiler:
         num_missing, waits = 0, 0
 
         @property
         def is_running(self) -> bool:
-            return self.waits < 2
+            return self.waits < 3
 
         def wait(self, seconds: float) -> None:
             self.waits += 1
@@ -72,21 +75,25 @@ def test_the_first_tokens_are_timed_until_all_programs_are_there(
 
     class Engine:
         compiler = Compiler()
-        target = SimpleNamespace(compiled=Compiled(), hidden_layers=())
+        target = SimpleNamespace(compiled=Compiled(), hidden_layers=(), module=nn.Linear(2, 2))
         outputs = 0
 
         def stream(self, prompt: str, sampling: object) -> Iterator[int]:
             self.outputs += 1
             yield 1
-            self.target.compiled.has_programs = self.outputs >= 2
-            self.target.compiled.has_forward = self.outputs >= 3
+            if self.outputs >= 2:
+                use_kernels(self.target.module)
+            self.target.compiled.has_programs = self.outputs >= 3
+            self.target.compiled.has_forward = self.outputs >= 4
             yield 2
 
     engine = Engine()
     monkeypatch.setattr(outrider, "load", lambda *_, **settings: engine)
+    monkeypatch.setattr(compiler_process, "begin_ahead", lambda: None)
     found = first_use.first_tokens("speculative", "bfloat16", torch.get_num_threads())
-    named = ["first token", "first token of compiled layers", "first compiled token"]
+    named = ["first token", "first token by kernels"]
+    named += ["first token of compiled layers", "first compiled token"]
     assert list(found["seconds"]) == [*named, "all programs"]
     assert list(found["speeds"]) == named
-    assert engine.outputs == 3
+    assert engine.outputs == 4
     assert found["missing"] == 0

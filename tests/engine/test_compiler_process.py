@@ -1,5 +1,7 @@
 """The process that compiles in the background."""
 
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,10 @@ from typing import Any
 import pytest
 from tiny_models import byte_tokenizer, tiny_module
 
+from outrider.cli import start
+from outrider.cli.options.models import Models
 from outrider.engine import Engine, compiler_process, loading, warming
+from outrider.engine.background import compiler_at_hand
 from outrider.engine.warming import Stage
 from outrider.runtime import load_model
 from outrider.runtime.executors.compile_cache import _MISSING, Missing
@@ -56,11 +61,11 @@ def test_layers_are_compiled_first_where_they_are_asked_for(
 
 @pytest.mark.slow
 def test_the_process_loads_the_models_and_ends(tmp_path: Path) -> None:
-    """Nothing is compiled here, so it has nothing to say."""
+    """No program is compiled here, so it speaks of the kernels alone."""
     process = compiler_process.start(arguments(tmp_path))
     assert process.stdout is not None
     with process.stdout:
-        assert process.stdout.read() == b""
+        assert json.loads(process.stdout.read()) == {"compiled": compiler_process.KERNELS}
     assert process.wait() == 0
     assert process.stdin is not None
     process.stdin.close()
@@ -78,14 +83,95 @@ def test_the_process_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_process_ends_without_a_word_where_it_is_told_nothing() -> None:
+def test_the_process_ends_where_it_is_told_nothing() -> None:
     process = compiler_process.begin()
     assert process.stdout is not None
     assert process.stdin is not None
     process.stdin.close()
     with process.stdout:
-        assert process.stdout.read() == b""
+        assert json.loads(process.stdout.read()) == {"compiled": compiler_process.KERNELS}
     assert process.wait() == 0
+
+
+def test_whoever_starts_the_process_waits_for_no_import() -> None:
+    code = (
+        "import sys, outrider.engine.compiler_process\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_kernels_are_compiled_before_transformers_is_imported() -> None:
+    code = (
+        "import sys, outrider.runtime.kernels.build\n"
+        "assert 'torch' in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """A machine without kernels; the processes that are started on it, which do nothing."""
+    started: list[Any] = []
+
+    def popen(*_: object, **__: object) -> Any:
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        started.append(real(["sleep", "1000"], **pipes, start_new_session=True))
+        return started[-1]
+
+    real = subprocess.Popen
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler_process, "num_processors", lambda: 2)
+    monkeypatch.setattr(compiler_process, "available_bytes", lambda: compiler_process.OVERHEAD)
+    monkeypatch.setattr("subprocess.Popen", popen)
+    yield started
+    monkeypatch.undo()
+    compiler_process.kill_ahead()
+    for process in started:
+        compiler_process.kill(process)
+
+
+def test_the_engine_gets_the_process_that_was_started_ahead(ahead: list[Any]) -> None:
+    compiler_process.begin_ahead()
+    assert compiler_process.begin() is ahead[0]
+    assert compiler_process.begin() is ahead[1]
+    compiler_process.kill_ahead()
+    assert ahead[0].poll() is None
+
+
+def test_a_process_that_no_engine_gets_is_killed(ahead: list[Any]) -> None:
+    compiler_process.begin_ahead()
+    with compiler_at_hand(False):
+        pass
+    assert ahead[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("lacks", ["processors", "memory", "nothing"])
+def test_no_process_is_started_ahead_without_need_or_room(
+    lacks: str, ahead: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks == "processors":
+        monkeypatch.setattr(compiler_process, "num_processors", lambda: 1)
+    elif lacks == "memory":
+        monkeypatch.setattr(compiler_process, "available_bytes", lambda: 2**30)
+    else:
+        (tmp_path / "kernels").mkdir()
+        (tmp_path / "kernels" / "some.so").touch()
+    compiler_process.begin_ahead()
+    assert ahead == []
+
+
+def test_commands_start_it_where_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(start, "begin_ahead", lambda: asked.append(True))
+    start.start(compiles=False)
+    assert not asked
+    start.start(compiles=True)
+    assert asked
+    compiling = {"compile": "auto", "device": "cpu"}, {"compile": "max"}
+    assert all(Models(**settings).compiles for settings in compiling)  # type: ignore[arg-type]
+    others: tuple[dict[str, Any], ...] = {}, {"compile": "auto", "device": "cuda"}
+    assert not any(Models(**settings).compiles for settings in others)
 
 
 _OF_SESSION = "/proc/self/autogroup"
@@ -137,7 +223,6 @@ def arguments(folder: Path) -> dict[str, Any]:
         ({}, True),
         ({"compile": "off"}, False),
         ({"kernels_are_missing": False}, False),
-        ({"num_processors": 1}, False),
         ({"has_room": False}, False),
         ({"in_memory": True}, False),
     ],
@@ -147,8 +232,8 @@ def test_a_process_is_at_hand_from_the_start_where_kernels_are_to_be_compiled(
 ) -> None:
     """And is told what to compile."""
     asked: list[object] = []
-    here: dict[str, Any] = {"compile": "auto", "kernels_are_missing": True, "num_processors": 2}
-    here |= {"has_room": True} | changes
+    here: dict[str, Any] = {"compile": "auto", "kernels_are_missing": True, "has_room": True}
+    here |= changes
 
     @contextmanager
     def at_hand(wanted: bool) -> Iterator[str]:
@@ -156,10 +241,10 @@ def test_a_process_is_at_hand_from_the_start_where_kernels_are_to_be_compiled(
         yield "begin"
 
     monkeypatch.setattr(loading, "compiler_at_hand", at_hand)
-    for name in ("kernels_are_missing", "num_processors", "has_room"):
-        monkeypatch.setattr(loading, name, lambda name=name: here[name])
+    monkeypatch.setattr(loading, "kernels_are_missing", lambda: here["kernels_are_missing"])
+    monkeypatch.setattr(compiler_process, "has_room", lambda: here["has_room"])
     monkeypatch.setattr(loading, "prepare", lambda *_, **__: None)
-    monkeypatch.setattr(loading, "_load_programs", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(loading, "_load_programs", lambda *given: asked.append(given[-2]))
     told = arguments(tmp_path) | {"compile": here["compile"]}
     if "in_memory" in changes:
         told["target"] = load_model(tmp_path, dtype="float32")

@@ -227,6 +227,52 @@ def test_both_libraries_are_compiled_at_the_same_time(
     assert not load_kernels(few_bits=True)
 
 
+def test_kernels_are_compiled_without_being_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; and what a process that was killed has left is removed."""
+    compiled: list[Path] = []
+
+    def run(command: list[str]) -> None:
+        compiled.append(Path(command[command.index("-o") + 1]))
+        compiled[-1].touch()
+
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
+    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: pytest.fail("they are loaded"))
+    library = build._kernels()
+    left = [library.with_name(f"{library.name}-1{build._SCRATCH}"), tmp_path / "kernels" / "other"]
+    for folder in left:
+        folder.mkdir()
+    build.compile_missing_kernels()
+    assert library.exists()
+    assert [folder.exists() for folder in left] == [False, True]
+    num = len(compiled)
+    build.compile_missing_kernels()
+    assert len(compiled) == num > 1
+
+
+def test_whether_others_can_compile_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
+    assert build.others_compile_kernels()
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert not build.others_compile_kernels()
+
+
+@pytest.mark.filterwarnings("ignore::outrider.core.errors.OutriderWarning")
+def test_others_compile_no_kernels_into_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
+    assert not build.others_compile_kernels()
+
+
 def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

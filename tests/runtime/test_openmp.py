@@ -127,6 +127,21 @@ def test_the_calling_thread_alone_computes_with_fewer_threads(most: int, expecte
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(openmp._set_mkl_threads is int, reason="torch comes without MKL")
+@pytest.mark.skipif(not HAS_GNU, reason="torch has another OpenMP runtime than GNU's")
+def test_mkl_computes_with_fewer_threads_too() -> None:
+    """Until the end of the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with suppress(KeyError), openmp.at_most_threads(2):
+            inside = openmp._set_mkl_threads(2)
+            raise KeyError
+        assert (inside, openmp._set_mkl_threads(3)) == (2, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_all_threads_compute_without_gnus_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "_RUNTIME", None)
     before = torch.get_num_threads()

@@ -179,6 +179,11 @@ class Models:
     compile: Compile = "off"
     exact: Exact = False
 
+    @property
+    def compiles(self) -> bool:
+        """Whether they are compiled, on a CPU unless there is a GPU."""
+        return self.compile != "off" and self.device in ("auto", "cpu")
+
 
 @dataclass(frozen=True)
 class DemoModels(Models):

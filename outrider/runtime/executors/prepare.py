@@ -66,8 +66,7 @@ def prepare(
             f"exact=True needs our kernels, which run on the CPU; {model.name} is on "
             f"{model.device}: load it with device='cpu'"
         )
-    is_recurrent = isinstance(model, RecurrentModel)
-    if exact and is_recurrent:
+    if exact and isinstance(model, RecurrentModel):
         raise UnsupportedModelError(
             f"exact=True: {model.name} ({type(model.module).__name__}) has recurrent layers, whose "
             f"bits depend on how many tokens share a forward pass: load it without exact"
@@ -76,8 +75,7 @@ def prepare(
         return
     if model.device.type == "cpu":
         try:
-            # recurrent layers read some weights themselves, which they could not if packed
-            use_kernels(model.module, exact=exact, compact=own and not is_recurrent)
+            _use_kernels(model, own, exact=exact)
         except KernelError as error:
             if exact:
                 raise
@@ -88,6 +86,24 @@ def prepare(
         check_exact(model)
     if compile != "off":
         _compile(model, own, thorough=compile == "max")
+
+
+def prepare_without_kernels(
+    model: HFModel, compile: str, *, own: bool = False
+) -> Callable[[], None]:
+    """Sets up how a model on a CPU runs that is not exact and gets the kernels later. Until then it
+    runs eagerly, since its programs call them.
+
+    Args:
+        model, compile, own: as of :func:`prepare`; ``compile`` is not ``off``.
+
+    Returns:
+        The function that lets the model use the kernels, to be called between two forward passes.
+        It raises KernelError if they cannot be compiled.
+    """
+    check_compile(compile)
+    _compile(model, own, thorough=compile == "max")
+    return partial(_use_kernels, model, own)
 
 
 def stages(
@@ -227,6 +243,12 @@ def check_exact(model: HFModel) -> None:
             f"exact=True: {model.name} ({kind}) has layers whose bits depend on how many tokens "
             f"share a forward pass: load it without exact"
         )
+
+
+def _use_kernels(model: HFModel, own: bool, exact: bool = False) -> None:
+    # recurrent layers read some weights themselves, which they could not if packed
+    compact = own and not isinstance(model, RecurrentModel)
+    use_kernels(model.module, exact=exact, compact=compact)
 
 
 def _compile(model: HFModel, own: bool, thorough: bool) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils import cpp_extension
 
 from outrider.core.errors import KernelError, OutriderWarning
-from outrider.runtime.cache_folder import cached_file, locked, space_note
+from outrider.runtime.cache_folder import cache_folder, cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
@@ -39,6 +39,8 @@ of which need torch's operators, whose headers take seconds to read. Two units t
 long as each other keep two cores busy."""
 
 _FEW_BITS: _Units = (("few_bits",),)
+
+_SCRATCH = ".scratch"  # folders in which a library is compiled, under its lock
 
 _few_bits_are_loaded = False
 
@@ -110,6 +112,22 @@ def kernels_are_missing() -> bool:
     return not (kernels_are_loaded() or _kernels().exists())
 
 
+def compile_missing_kernels() -> None:
+    """Compiles the kernels if they are missing, without loading them.
+
+    Raises:
+        KernelError: no C++ compiler, or one that fails.
+    """
+    if kernels_are_missing():
+        _compile_missing(_kernels(), _KERNELS)
+
+
+def others_compile_kernels() -> bool:
+    """Whether another process can compile the kernels for this one: there is a compiler, and they
+    lie where both processes look for them."""
+    return find_compiler() is not None and _kernels().is_relative_to(cache_folder())
+
+
 def _kernels(kind: str = "") -> Path:
     return cached_file("kernels", f"{kernels_key()}{kind}.so")
 
@@ -162,7 +180,12 @@ def compile_kernels(library: Path, units: _Units = _KERNELS) -> None:
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
+    for left in library.parent.glob(f"{library.name}-*{_SCRATCH}"):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+    scratch_folder = tempfile.TemporaryDirectory(
+        prefix=f"{library.name}-", suffix=_SCRATCH, dir=library.parent
+    )
+    with scratch_folder as scratch, ThreadPoolExecutor() as pool:
         files = [Path(scratch, f"{names[0]}.cpp") for names in units]
         for file, names in zip(files, units, strict=True):
             sources = [Path(__file__).with_name(f"{name}.cpp") for name in names]

@@ -1,0 +1,10 @@
+"""Processors of the host, as far as this process may use them."""
+
+import os
+
+
+def num_processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
