@@ -23,9 +23,11 @@ TargetOf<T> target_of(const Layer& layer, T* y, int64_t N, int64_t first) {
 
 void multiply(const Layer& layer, const float* x, float* y, int64_t M, int64_t K, int64_t N,
               int64_t first, int64_t last) {
-  with_format(layer.weight, K, [&](const auto& panels) {
+  auto by = [&](const auto& panels) {
     multiply_panels(M, x, panels + first, target_of(layer, y, N, first), last - first);
-  });
+  };
+  if (layer.weight.dim() == 4) return with_format(layer.weight, K, by);
+  by(Panels<int8_t>{layer.weight.const_data_ptr<int8_t>(), K});
 }
 
 void multiply_pairs(const Layer& layer, const BFloat16* x, const PairedInputs& pairs, BFloat16* y,

@@ -1,6 +1,6 @@
-// Linear layers over weights of 8 or 4 bits in groups of inputs. They are a library of their own, which
-// is compiled when a model with such weights is first loaded: it takes a compiler about as long as all
-// other kernels that compute by vectors.
+// Linear layers over weights of 8 or 4 bits, with a scale per output or per group of inputs. They are a
+// library of their own, which is compiled when a model with such weights is first loaded: it takes a
+// compiler about as long as all other kernels that compute by vectors.
 //
 // Legend: M tokens, K inputs, N outputs of all layers.
 
@@ -13,7 +13,8 @@ namespace outrider {
 
 // The functions of the library.
 struct FewBits {
-  // Outputs of the panels `first` to `last` of a layer, in float32; y's rows are N apart (grouped.h).
+  // Outputs of the panels `first` to `last` of a layer, in float32; y's rows are N apart (packed.h,
+  // grouped.h).
   void (*multiply)(const Layer& layer, const float* x, float* y, int64_t M, int64_t K, int64_t N,
                    int64_t first, int64_t last);
   // The same for bfloat16 inputs, which are given in pairs, too (grouped_dots.h).

@@ -154,9 +154,9 @@ def rounds_inputs(module: nn.Module) -> bool:
 
 
 def _has_few_bits(layer: nn.Module) -> bool:
-    """Whether a layer has weights of few bits in groups, packed or not."""
-    is_packed = isinstance(layer, NarrowLinear) and layer.weight.ndim > 3
-    return is_packed or isinstance(layer, GroupedLinear)
+    """Whether a layer has weights of 8 or 4 bits, packed or not."""
+    is_packed = isinstance(layer, NarrowLinear) and layer.weight.dtype == torch.int8
+    return is_packed or isinstance(layer, Int8Linear | GroupedLinear)
 
 
 class _Pages:

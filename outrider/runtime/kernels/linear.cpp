@@ -40,7 +40,7 @@ void multiply_layer(const Layer& layer, const float* x, float* y, int64_t M, int
   if (layer.weight.dim() == 3) {
     const Target to{y + layer.first + n, N, layer.bias_at(n), layer.outputs - n};
     multiply_panels(M, x, Panels<W>{w, K} + first, to, last - first);
-  } else if constexpr (!std::is_same_v<W, int8_t>) {
+  } else {
     for (int64_t i = n; i < last * kPanel; i += kPanel)
       multiply_rows(x, w, layer.bias_at(0), y + layer.first, M, K, N, i,
                     std::min(layer.outputs, i + kPanel));
@@ -51,8 +51,7 @@ void multiply_layer(const Layer& layer, const float* x, float* y, int64_t M, int
 void multiply(const float* x, float* y, const Layers& layers, int64_t M, int64_t K, int64_t N) {
   share_panels(layers, kPanel * K * M, [&](const Layer& layer, int64_t first, int64_t last) {
     const at::ScalarType dtype = layer.weight.scalar_type();
-    const auto act = layer.weight.dim() == 4  ? of_few_bits().multiply
-                     : dtype == at::kChar     ? multiply_layer<int8_t>
+    const auto act = dtype == at::kChar       ? of_few_bits().multiply
                      : dtype == at::kBFloat16 ? multiply_layer<BFloat16>
                                               : multiply_layer<float>;
     act(layer, x, y, M, K, N, first, last);
