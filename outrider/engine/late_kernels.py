@@ -9,7 +9,9 @@ import warnings
 from collections.abc import Callable
 
 from outrider.core.errors import KernelError, OutriderWarning
+from outrider.drafters.heads.head_model import HeadModel
 from outrider.engine.background import KERNELS
+from outrider.engine.engine import Engine
 from outrider.engine.warming import Stage
 from outrider.runtime import HFModel
 from outrider.runtime.executors.prepare import prepare_without_kernels
@@ -28,6 +30,13 @@ class LateKernels:
         assert not exact
         self._names.append(model.name)
         self._todo.append(prepare_without_kernels(model, compile, own=own))
+
+    def add_heads(self, engine: Engine) -> None:
+        """Lets the heads that draft for the engine have kernels when its target has."""
+        for model in engine.drafter.capabilities.models:
+            if isinstance(model, HeadModel):
+                self._names.append(model.name)
+                self._todo.append(model.use_kernels)
 
     @property
     def stage(self) -> Stage:

@@ -153,8 +153,8 @@ def load(
             at low priority, and the engine takes each over between two rounds, where that changes
             no output: with ``exact``, programs of forward passes at once; all others while no
             request runs, so that the outputs before and after may differ by their rounding. So are
-            the kernels where they are missing, too, unless the engine is ``exact``, drafts with a
-            head or has weights of few bits: then loading waits for them. Where not even one such
+            the kernels where they are missing, too, unless the engine is ``exact`` or has weights
+            of few bits: then loading waits for them. Where not even one such
             process fits into memory, nothing is compiled, after a warning. Of no effect for models
             in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
@@ -178,7 +178,8 @@ def load(
     may_share = compile != "off" and make is Engine and _others_can_load(device, target, draft)
     waits = may_share and kernels_are_missing() and compiler_process.has_room()
     is_plain = not exact and quantize_target is None and quantize_draft is None
-    late = LateKernels() if waits and background and is_plain and _may_be_late(draft) else None
+    is_late = waits and background and is_plain and others_compile_kernels()
+    late = LateKernels() if is_late else None
     with compiler_at_hand(waits) as begin:
         engine = build(**arguments, report=report, prepare=late.prepare if late else prepare)
         is_complete = True
@@ -190,13 +191,6 @@ def load(
         measure_round_times(engine, report)
     release_threads()  # requests may run in another thread
     return engine
-
-
-def _may_be_late(draft: Source | Head | None) -> bool:
-    """Whether another process can compile the kernels while requests run, and no head needs them
-    when it is loaded."""
-    has_head = isinstance(draft, Head) or format_of(draft) is not None
-    return others_compile_kernels() and not has_head
 
 
 def _load_programs(
@@ -212,6 +206,7 @@ def _load_programs(
     Returns whether no program will be added later."""
     memory = compiler_memory(engine)
     if late is not None:
+        late.add_heads(engine)
         if memory.num_processes and _compile_later(engine, arguments, memory, begin, late):
             return False
         late.use()

@@ -18,6 +18,7 @@ from outrider.engine.background import KERNELS, BackgroundCompiler, News
 from outrider.engine.compiler_memory import CompilerMemory
 from outrider.engine.late_kernels import LateKernels
 from outrider.engine.warming import Stage
+from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.kernels import NarrowLinear
@@ -67,15 +68,19 @@ def test_a_model_computes_the_same_bits_as_one_that_had_kernels_at_once(
 
 
 @pytest.mark.parametrize(
-    "method", ["plain", "speculative", "block", "sequoia", "hybrid", "mjsd", "early-exit"]
+    "method",
+    [
+        *("plain", "speculative", "block", "sequoia", "hybrid", "mjsd", "early-exit"),
+        *("eagle3", "peagle", "dflash", "medusa"),
+    ],
 )
 def test_engines_take_over_kernels_between_two_requests(method: str) -> None:
     """Outputs before are those of models without kernels, outputs after those of models that had
-    them at once: also of a governor's engine, and of drafts that are made by layers of the
-    target."""
+    them at once: also of drafts that are made by layers of the target, or by heads."""
     kernels = LateKernels()
-    drafts = method not in ("plain", "early-exit")
+    drafts = METHODS[method].needs_draft
     engine = engine_of(late(kernels), late(kernels, seed=1) if drafts else None, method, 3)
+    kernels.add_heads(engine)
     without = engine_of(tiny(), tiny(seed=1) if drafts else None, method, 3)
     with_kernels = engine_of(at_once(), at_once(seed=1) if drafts else None, method, 3)
 
@@ -91,6 +96,8 @@ def test_engines_take_over_kernels_between_two_requests(method: str) -> None:
     assert outputs(engine) == outputs(with_kernels)
     assert has_kernels(engine.target)
     assert engine._ignores_threads == with_kernels._ignores_threads
+    models = engine.drafter.capabilities.models
+    assert all(map(has_kernels, models))
 
 
 class Recorder:

@@ -242,5 +242,5 @@ class BlockModel(HeadModel):
         cache.append(1)
         return cache
 
-    def _use_kernels(self) -> None:
+    def use_kernels(self) -> None:
         use_kernels(nn.ModuleList(self.network.children()), compact=True)

@@ -51,7 +51,7 @@ class HeadModel(HFModel):
         executor = target.compiled
         if executor is not None:  # the same kernels, and programs of the same compiler
             if uses_kernels(target.module):
-                self._use_kernels()
+                self.use_kernels()
             make, read = executor.make, executor.read
             self.compiled = HeadExecutor(self.module, self.spec, self.name, make, read)
 
@@ -104,7 +104,12 @@ class HeadModel(HFModel):
         cache.health.add(self, health_B)
         return recorded, *tokens
 
-    def _use_kernels(self) -> None:
+    def use_kernels(self) -> None:
+        """Lets the head use the kernels, as its target does.
+
+        Raises:
+            KernelError: they cannot be compiled here.
+        """
         use_kernels(self.module, compact=True)
 
 
