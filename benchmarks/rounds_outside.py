@@ -1,16 +1,18 @@
 """Milliseconds per round outside the forward passes: method × sampling, eager and compiled.
 
     python -m benchmarks.rounds_outside [--methods speculative block …] [--samplings T1 top-p …]
-        [--target embedded --draft embedded] [--compile auto off] [--rounds 32] [--repeats 3]
+        [--target embedded --draft embedded] [--compile auto off] [--rounds 32] [--turns 5]
 
 Every method decodes the same prompt with one row. The spans of its rounds are recorded as for
 ``outrider profile``: the time outside is a round's time less that of the forward passes of target
-and draft model, where a fused draft counts as forward passes. The table has the median over the
-repeats, and how many times as much it is as speculative sampling's at temperature 1.
-Methods of one compile mode share the loaded pair. Each method's row is written once it is measured,
-so a run that is interrupted keeps what it has. Writes JSON and Markdown.
+and draft model, where a fused draft counts as forward passes. The methods take turns, since the
+speed of a machine changes by more than they differ by. The table has the median over the turns, and
+how many times as much it is as speculative sampling's at temperature 1. Methods of one compile mode
+share the loaded pair. The table is written after each turn, so a run that is interrupted keeps what
+it has. Writes JSON and Markdown.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -67,39 +69,48 @@ REFERENCE = "speculative", "T1"
 _CANNOT = "-"
 
 
-def milliseconds(engine: Engine, sampling: Sampling, rounds: int, repeats: int) -> float:
-    """The median time per round outside the forward passes."""
-    prompt = engine.encode(PROMPTS[1])
-    generate_rounds(engine, prompt, sampling, rounds)  # warm-up
-    found = []
-    for _ in range(repeats):
-        recorder = SpanRecorder()
+def milliseconds(engine: Engine, sampling: Sampling, rounds: int) -> float | None:
+    """The mean time per round outside the forward passes; None where the method does not decode
+    with these parameters."""
+    recorder = SpanRecorder()
+    try:
+        prompt = engine.encode(PROMPTS[1])
         with recorded(engine, recorder):
             generate_rounds(engine, prompt, sampling, rounds)
-        found.append(1000 * Phases.of(recorder.spans).outside)
-    return median(found)
+    except OutriderError:
+        return None
+    return 1000 * Phases.of(recorder.spans).outside
 
 
-def row(
-    name: str,
-    pair: tuple[HFModel, HFModel],
-    samplings: list[str],
-    rounds: int,
-    repeats: int,
-) -> dict[str, float | None]:
-    """One method's times by sampling; None where it does not decode with these parameters."""
-    target, draft = pair
+def engine_of(name: str, target: HFModel, draft: HFModel) -> Engine:
+    """The engine of a row, which is compiled if the models are."""
     method = name.split(",")[0]
     settings = {"max_batch_size": 1, "measure": False} | METHODS[name]
     used = draft if outrider.METHODS[method].needs_draft else None
-    engine = outrider.load(target, used, method, "fixed", **settings)  # compiled if the models are
-    found: dict[str, float | None] = {}
-    for each in samplings:
-        try:
-            found[each] = milliseconds(engine, SAMPLINGS[each], rounds, repeats)
-        except OutriderError:
-            found[each] = None
-    return found
+    return outrider.load(target, used, method, "fixed", **settings)
+
+
+def in_turns(
+    engines: Mapping[str, Engine], samplings: Sequence[str], rounds: int, turns: int
+) -> Iterator[dict[str, dict[str, float | None]]]:
+    """The medians of each method by sampling, over the turns so far. The first turn warms up and is
+    left out."""
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for turn in range(turns + 1):
+        for name, engine in engines.items():
+            for each in samplings:
+                time = milliseconds(engine, SAMPLINGS[each], rounds)
+                if turn:
+                    found.setdefault((name, each), []).append(time)
+        if turn:
+            yield {
+                name: {each: _median(found[name, each]) for each in samplings} for name in engines
+            }
+
+
+def _median(times: Sequence[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return median(known) if known else None
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -129,30 +140,24 @@ def _cell(time: float | None, reference: float | None) -> str:
 
 
 def main() -> None:
-    """Parses the options, measures, and writes the report after each method."""
+    """Parses the options, measures, and writes the report after each turn."""
     parser = page.parser(__doc__)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
     parser.add_argument("--compile", nargs="+", choices=("off", "auto"), default=["off", "auto"])
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--draft", default="embedded")
-    parser.add_argument("--rounds", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=32, help="of each method in each turn")
+    parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tables: dict[str, dict[str, Any]] = {}
     for mode in options.compile:
-        load = outrider.load(options.target, options.draft, compile=mode)
-        assert load.draft is not None
-        for name in options.methods:
-            tables.setdefault(mode, {})[name] = row(
-                name,
-                (load.target, load.draft),
-                options.samplings,
-                options.rounds,
-                options.repeats,
-            )
-            print(mode, name, tables[mode][name], flush=True)
+        pair = outrider.load(options.target, options.draft, compile=mode)
+        assert pair.draft is not None
+        engines = {name: engine_of(name, pair.target, pair.draft) for name in options.methods}
+        for tables[mode] in in_turns(engines, options.samplings, options.rounds, options.turns):
+            print(mode, tables[mode], flush=True)
             about = page.about(command_line(), target=options.target, draft=options.draft)
             report = {"about": about, "milliseconds": tables}
             page.write(options.out, "rounds_outside", report, markdown(report))
