@@ -99,3 +99,10 @@ def generate(pair: tuple[Path, Path], run: Callable[..., Result]) -> Callable[..
         return run("generate", *models, "--max-new-tokens", 8, *arguments, **keywords)
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def _no_process_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start no process that compiles the kernels, which tests that replace the cache
+    folder would do without need."""
+    monkeypatch.setattr("outrider.cli.start.begin_ahead", lambda: None)
