@@ -154,9 +154,9 @@ def load(
             no output: with ``exact``, programs of forward passes at once; all others while no
             request runs, so that the outputs before and after may differ by their rounding. So are
             the kernels where they are missing, too, unless the engine is ``exact`` or has weights
-            of few bits: then loading waits for them. Where not even one such
-            process fits into memory, nothing is compiled, after a warning. Of no effect for models
-            in memory and on a GPU, whose programs are compiled now.
+            of few bits: then loading waits for them. Where not even one process fits into memory,
+            nothing is compiled, after a warning. Of no effect for models in memory and on a GPU,
+            whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
         make: makes the engine of the loaded models: :class:`Engine`, a subclass of it, or a
@@ -234,8 +234,7 @@ def _compile_later(
     begin: Begin,
     late: LateKernels,
 ) -> bool:
-    """Lets other processes compile the kernels and all programs, which the engine takes over after
-    the kernels. Returns whether they do."""
+    """Lets other processes compile the kernels, and then all programs; returns whether they do."""
     todo = [late.stage, *layers_of(engine), *unloaded(engine)]
     return _compile_beside(engine, arguments, todo, memory, begin)
 
