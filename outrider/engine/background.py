@@ -115,7 +115,7 @@ class BackgroundCompiler:
             news = self._news.popleft()
             if "warning" in news:
                 warnings.warn(news["warning"], OutriderWarning, stacklevel=2)
-            elif stage := self._waiting.pop(news.get("compiled"), None):
+            elif "compiled" in news and (stage := self._waiting.pop(news["compiled"], None)):
                 self._ready.append(stage)
         if KERNELS in self._waiting or (not idle and KERNELS in map(_number, self._ready)):
             return  # programs call them
