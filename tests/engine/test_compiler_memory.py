@@ -12,9 +12,9 @@ from tiny_models import engine_of, greedy, tiny, tiny_module
 from outrider import Engine
 from outrider.core.errors import OutriderWarning
 from outrider.engine import compiler_memory as module
-from outrider.engine import loading
-from outrider.engine.compiler_memory import OVERHEAD, compiler_memory, has_room
-from outrider.engine.compiler_process import begin
+from outrider.engine import compiler_process, loading
+from outrider.engine.compiler_memory import OVERHEAD, compiler_memory
+from outrider.engine.compiler_process import begin, has_room
 from outrider.runtime import HFModel
 from outrider.runtime.kernels import NarrowLinear
 
@@ -110,8 +110,9 @@ def test_weights_of_a_few_bits_are_read_in_the_models_precision() -> None:
 def test_a_process_without_models_needs_what_each_process_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compiler_process, "num_processors", lambda: 2)
     for free, fits in ((OVERHEAD, True), (OVERHEAD - 1, False)):
-        monkeypatch.setattr(module, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(compiler_process, "available_bytes", lambda free=free: free)
         assert has_room() is fits
 
 

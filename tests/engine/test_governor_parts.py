@@ -329,6 +329,20 @@ def test_first_labels_say_less_than_later_ones() -> None:
     assert probability(rates.odds(1)[0]) < 0.15
 
 
+def test_counts_of_large_batches_weigh_as_those_of_single_rows_would() -> None:
+    """Once a single row drafts: as many labels are left as single rows would have given."""
+    large, single = PositionRates(), PositionRates()
+    for now in range(400):
+        large.learn([Counts.of(2, 2)] * 32, now)
+        single.learn([Counts.of(2, 2)], now)
+    for each in (large, single):
+        each.learn([Counts.of(2, 0)], 400)
+    assert large.odds(2) == pytest.approx(single.odds(2), rel=0.05)
+    large.review([1.0] * 8, 410)
+    single.review([1.0] * 8, 410)
+    assert large.odds(2) == pytest.approx(single.odds(2), rel=0.05)
+
+
 def test_a_round_that_drafts_nothing_teaches_nothing() -> None:
     rates = PositionRates()
     rates.learn([Counts.of(2, 1)], 1)

@@ -21,6 +21,9 @@ is discounted by 16 rounds at most: one rejected draft after a long pause is lit
 a first one, so p_0 counts for 16 labels at first, each label takes one away, and 2 remain. That p_0
 remembers longer matters where little is drafted: the few labels of probes would leave 0.6, and each
 new output would begin with drafts that hundreds of rounds have shown to be useless.
+
+A round of 32 rows gives 32 labels, and the next round may be of a single row and of another kind of
+text. So counts weigh at most as much as if all rounds had given as few labels as the newest one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,7 +82,7 @@ class PositionRates:
         longest = max([len(tried) for tried, _ in drafts], default=0)
         if not longest:
             return
-        self._fade(now, longest)
+        self._fade(now, longest, sum([tried[0] for tried, _ in drafts if tried]))
         all_tried, all_accepted = self._tried, self._accepted
         for tried, accepted in drafts:
             if tried:
@@ -96,17 +99,21 @@ class PositionRates:
             labels: of tokens that were emitted without a draft.
             now: number of the round, as of :meth:`learn`.
         """
-        self._fade(now, 1)
+        weight = min(1.0, _MOST_REVIEWED / len(labels))
+        self._fade(now, 1, weight * len(labels))
         for label in labels:
             self._take_first(label)
-        weight = min(1.0, _MOST_REVIEWED / len(labels))
         self._accepted[0] += weight * sum(labels)
         self._tried[0] += weight * len(labels)
 
-    def _fade(self, now: int, longest: int) -> None:
-        """Discounts the counts, and makes room for those of ``longest`` positions."""
+    def _fade(self, now: int, longest: int, num_labels: float) -> None:
+        """Discounts the counts before so many labels of the first position are added, and makes
+        room for those of ``longest`` positions. They keep no more labels than if they had always
+        come at this rate."""
         missing = [0.0] * (longest - len(self._tried))
-        kept = _KEPT ** min(now - self._last, _LONGEST_PAUSE)
+        kept = _KEPT ** min(max(1, now - self._last), _LONGEST_PAUSE)
+        if self._tried and self._tried[0]:
+            kept = min(kept, kept * num_labels / (1 - kept) / self._tried[0])
         self._accepted = [n * kept for n in self._accepted] + missing
         self._tried = [n * kept for n in self._tried] + missing
         self._last = now
