@@ -26,7 +26,7 @@ import outrider
 from benchmarks import page
 from outrider import Engine, Sampling
 from outrider.lab.metadata import command_line
-from outrider.runtime.openmp import num_processors
+from outrider.runtime.host_processors import num_processors
 
 _PROMPT = "def read_text(path):\n"
 _TOKENS = 64

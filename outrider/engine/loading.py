@@ -170,7 +170,8 @@ def load(
     """
     arguments = dict(locals())
     del arguments["background"], arguments["report"]
-    check_flag("background", background)
+    for name, flag in (("background", background), ("exact", exact)):
+        check_flag(name, flag)
     if report is not None and not callable(report):
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     _check_make(make)
