@@ -1,12 +1,14 @@
 """Models of 7 and 13 billion parameters on a GPU: speed, floors, gaps and waits.
 
-    python -m benchmarks.gpu [--shapes 7b 13b inflated] [--batches 1 4 16 64] [--gammas 4 8]
+    python -m benchmarks.gpu [--shapes 7b 13b smollm2] [--batches 1 4 16 64] [--gammas 4 8]
     python -m benchmarks.gpu --device cpu --shapes tiny           # a rehearsal, in seconds
 
-Targets and drafts have the shapes of published models, not their weights (``gpu_shapes.py``).
-Acceptance is either set, with one probability for every token, with and without the passes of a
-draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose function the inflated
-models compute. The method ``synthetic`` is measured beside the latter.
+Targets and drafts have the shapes of published models, not their weights (``gpu_shapes.py``), but
+for the embedded pair. Acceptance is either set, with one probability for every token, with and
+without the passes of a draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose
+function the inflated models (``--shapes inflated``) compute, too. The method ``synthetic`` is
+measured beside the latter. In the last compile mode, ``generate`` of transformers runs beside them,
+eagerly as it comes.
 
 For each batch size, plain decoding and all configurations alternate. Timed are rounds of a full
 batch after prefill and a few rounds of warm-up, by the wall clock, each until the device has
@@ -30,7 +32,14 @@ import transformers
 
 import outrider
 from benchmarks import page
-from benchmarks.gpu_configurations import FAILURES, Settings, configurations, first_line, measure
+from benchmarks.gpu_configurations import (
+    FAILURES,
+    Settings,
+    configurations,
+    first_line,
+    generations,
+    measure,
+)
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
 from outrider.core.errors import OutriderWarning
@@ -57,7 +66,9 @@ def run(
             for batch in settings.batches:
                 print(f"{group.target.name}, compile={mode}, batch {batch}", flush=True)
                 where = {"target": target.name, "compile": mode, "batch": batch}
-                entries = list(configurations(target, drafts, group.trained, batch, settings))
+                given = target, drafts, group.trained, batch, settings
+                others = generations(*given) if mode == settings.modes[-1] else ()
+                entries = [*configurations(*given), *others]
                 for row in measure(entries, settings, bandwidth):
                     yield where | row
         messages = {str(w.message) for w in caught if issubclass(w.category, OutriderWarning)}

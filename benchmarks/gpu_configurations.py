@@ -1,16 +1,20 @@
 """The configurations that ``benchmarks.gpu`` compares at one batch size, and their measurement."""
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu_rounds import FREE, Chance, Rounds, Work
+import torch
+
+from benchmarks.gpu_rounds import FREE, WARM_UP, Chance, Rounds, Work
 from benchmarks.gpu_trace import sync_places, traced
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine
 from outrider.core.errors import OutriderError
+from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import Compile
@@ -53,6 +57,14 @@ class Configuration:
     failure: str | None = None
 
     @property
+    def draft_name(self) -> str:
+        return self.draft
+
+    @property
+    def temperature(self) -> float:
+        return self.work.temperature
+
+    @property
     def gamma(self) -> int:
         return 0 if self.kind == "plain" else self.work.engine.num_speculative_tokens
 
@@ -67,7 +79,8 @@ class Configuration:
 
     def prepare(self, rounds: int) -> None:
         """Compiles everything, and lets ``synthetic`` record its output."""
-        self.work.timed((rounds + 3) * (self.gamma + 1) if self.kind == "synthetic" else 1)
+        warm_up(self.work.engine)
+        self.work.timed((rounds + WARM_UP) * (self.gamma + 1) if self.kind == "synthetic" else 1)
 
     def repeat(self, rounds: int) -> None:
         """Adds a run."""
@@ -119,6 +132,97 @@ class Configuration:
         }
 
 
+@dataclass
+class Generation:
+    """Plain or assisted generation by transformers, as it comes, and the runs so far.
+
+    Its prefill is not counted: a run is the time of so many tokens less that of one token.
+
+    Attributes:
+        target: the target.
+        prompts: of the rows, all of one length.
+        draft: the assistant; None for plain decoding.
+        gamma: tokens that it drafts.
+        runs: tokens per second, one per repeat.
+        failure: the first line of an error; None without one.
+    """
+
+    target: HFModel
+    prompts: Sequence[Sequence[int]]
+    draft: HFModel | None = None
+    gamma: int = 0
+    runs: list[float] = field(default_factory=list)
+    failure: str | None = None
+    temperature = 0.0
+
+    @property
+    def kind(self) -> str:
+        return "transformers" if self.draft is None else "transformers assisted"
+
+    @property
+    def draft_name(self) -> str:
+        return "" if self.draft is None else self.draft.name
+
+    attempt = Configuration.attempt
+
+    def prepare(self, rounds: int) -> None:
+        """Runs it once."""
+        self._seconds(2)
+
+    def repeat(self, rounds: int) -> None:
+        """Adds a run of as many tokens as there are rounds."""
+        seconds = self._seconds(1 + rounds) - self._seconds(1)
+        self.runs.append(rounds * len(self.prompts) / seconds)
+
+    def found(self, plain: Sequence[Rounds], bandwidth: float) -> dict[str, Any]:
+        """Tokens per second, beside plain decoding by the engine."""
+        ratios = [mine / theirs.speed for mine, theirs in zip(self.runs, plain, strict=False)]
+        return {
+            "tokens_per_second": statistics.median(self.runs),
+            "slowest": min(self.runs),
+            "fastest": max(self.runs),
+            "speedup": statistics.median(ratios) if ratios else None,
+        }
+
+    def _seconds(self, tokens: int) -> float:
+        device = self.target.device
+        ids = torch.tensor(self.prompts, device=device)
+        more: dict[str, Any] = {}
+        if self.draft is not None:
+            config = self.draft.module.generation_config
+            config.num_assistant_tokens = self.gamma
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0
+            more["assistant_model"] = self.draft.module
+        began = time.perf_counter()
+        self.target.module.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+            **more,
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+
+def generations(
+    target: HFModel, drafts: Sequence[HFModel], trained: bool, batch: int, settings: Settings
+) -> Iterator[Generation]:
+    """transformers on the same models: plain, and at batch 1 with drafts that are trained."""
+    prompts = _prompts(target, batch)
+    length = min(map(len, prompts))
+    prompts = [prompt[-length:] for prompt in prompts]
+    yield Generation(target, prompts)
+    if trained and batch == 1:
+        for γ in settings.gammas:
+            for draft in drafts:
+                yield Generation(target, prompts, draft, γ)
+
+
 def configurations(
     target: HFModel, drafts: Sequence[HFModel], trained: bool, batch: int, settings: Settings
 ) -> Iterator[Configuration]:
@@ -156,7 +260,7 @@ def configurations(
 
 
 def measure(
-    each: Sequence[Configuration], settings: Settings, bandwidth: float
+    each: Sequence[Configuration | Generation], settings: Settings, bandwidth: float
 ) -> Iterator[dict[str, Any]]:
     """Runs all configurations alternately, then yields the measurements of each."""
     for one in each:
@@ -166,13 +270,12 @@ def measure(
             one = each[(i + repeat) % len(each)]
             one.attempt(one.repeat, settings.rounds)
     for one in each:
-        temperature = one.work.temperature
-        plain = next(o for o in each if o.kind == "plain" and o.work.temperature == temperature)
+        plain = next(o for o in each if o.kind == "plain" and o.temperature == one.temperature)
         row = {
             "kind": one.kind,
-            "draft": one.draft,
+            "draft": one.draft_name,
             "gamma": one.gamma,
-            "temperature": temperature,
+            "temperature": one.temperature,
         }
         numbers = one.attempt(one.found, plain.runs, bandwidth)
         yield row | (numbers if one.failure is None else {"failed": one.failure})

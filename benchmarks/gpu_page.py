@@ -62,6 +62,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     first = [row["draft"] or "–", row["kind"], str(row["gamma"] or "–"), f"{row['temperature']:g}"]
     if "failed" in row:
         return [*first, f"failed: {row['failed']}", *[""] * (len(_HEAD) - len(first) - 1)]
+    if "passes" not in row:
+        speed = f"{row['slowest']:.1f}–{row['fastest']:.1f}"
+        ratio = "–" if row["speedup"] is None else f"{row['speedup']:.2f}"
+        cells = [*first, f"{row['tokens_per_second']:.1f}", speed, ratio]
+        return cells + ["–"] * (len(_HEAD) - len(cells))
     passes, device = row["passes"], row["activity"]
     return [
         *first,

@@ -46,7 +46,8 @@ from outrider.methods import Method
 from outrider.runtime import HFModel
 from outrider.runtime.kv_cache.footprint import Footprint
 
-WARM_UP = 3
+WARM_UP = 8
+"""Rounds in which CUDA graphs are captured."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Work:
             lambda greedy: recipe.greedy_verifier if greedy else recipe.verifier,
             engine.num_speculative_tokens,
             measure=False,
+            verification=engine.verification,
         )
         sampling = Sampling(
             temperature=self.temperature, max_new_tokens=engine.limit, ignore_eos=True

@@ -1,4 +1,4 @@
-"""Models in the shapes of published ones, without their weights.
+"""Models in the shapes of published ones, without their weights, and the embedded pair.
 
 random     the shape with its own vocabulary and random weights, which are made on the device in
            their precision. Only the time of passes is meaningful
@@ -6,6 +6,7 @@ inflated   the embedded pair with parameters that contribute nothing (benchmarks
            the outputs and the acceptance of the small pair at the cost of a large one, with a
            vocabulary of 6144 tokens and heads of 64. Made on the host, which needs as much free
            memory as the model takes on the device
+embedded   the embedded pair as it is
 """
 
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Llama:
     mlp: int
     context: int = 2048
     vocabulary: int = 32000
+    tied: bool = False
 
     def config(self) -> LlamaConfig:
         """The shape as a ``transformers`` config."""
@@ -45,7 +47,7 @@ class Llama:
             num_attention_heads=self.heads,
             num_key_value_heads=self.key_value_heads,
             max_position_embeddings=self.context,
-            tie_word_embeddings=False,
+            tie_word_embeddings=self.tied,
             bos_token_id=None,
             eos_token_id=None,
         )
@@ -77,6 +79,19 @@ class Inflated:
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """A model of the embedded pair."""
+
+    name: str
+    source: Callable[[], Path]
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> HFModel:
+        """The model with its tokenizer."""
+        loaded = load_model(self.source(), dtype=dtype, device=str(device))
+        return HFModel(loaded.module, loaded.tokenizer, self.name)
+
+
+@dataclass(frozen=True)
 class Group:
     """A target and the drafts that it is measured with.
 
@@ -86,13 +101,15 @@ class Group:
         trained: whether they are trained, so that acceptance is meaningful.
     """
 
-    target: Llama | Inflated
-    drafts: tuple[Llama | Inflated, ...]
+    target: Llama | Inflated | Embedded
+    drafts: tuple[Llama | Inflated | Embedded, ...]
     trained: bool = False
 
 
 LLAMA_7B = Llama("Llama-2 7B", 4096, 32, 32, 32, 11008, context=4096)
 LLAMA_13B = Llama("Llama-2 13B", 5120, 40, 40, 40, 13824, context=4096)
+SMOLLM2 = Llama("SmolLM2 135M", 576, 30, 9, 3, 1536, context=8192, vocabulary=49152, tied=True)
+SMOLLM2_DRAFT = Llama("SmolLM2's draft", 144, 4, 3, 1, 384, 8192, vocabulary=49152, tied=True)
 DRAFTS = (
     Llama("Llama 68M", 768, 2, 12, 12, 3072),
     Llama("Llama 160M", 768, 12, 12, 12, 3072),
@@ -112,10 +129,18 @@ _TINY_INFLATED_DRAFT = Inflated("embedded draft", Shape(256, 1, 2, 896), assets.
 SHAPES: dict[str, tuple[Group, ...]] = {
     "7b": (Group(LLAMA_7B, DRAFTS),),
     "13b": (Group(LLAMA_13B, DRAFTS),),
+    "smollm2": (Group(SMOLLM2, (SMOLLM2_DRAFT,)),),
+    "embedded": (
+        Group(
+            Embedded("embedded target", assets.target_path),
+            (Embedded("embedded draft", assets.draft_path),),
+            trained=True,
+        ),
+    ),
     "inflated": (Group(_INFLATED_7B, INFLATED_DRAFTS, trained=True),),
     "tiny": (
         Group(_TINY, (_TINY_DRAFT,)),
         Group(_TINY_INFLATED, (_TINY_INFLATED_DRAFT,), trained=True),
     ),
 }
-FOR_GPUS = ("7b", "13b", "inflated")
+FOR_GPUS = ("7b", "13b", "smollm2", "embedded")

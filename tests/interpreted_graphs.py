@@ -13,14 +13,8 @@ from outrider import Engine
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compile_cache import Program, dependencies
 from outrider.runtime.executors.compiled import CompiledExecutor
-from outrider.runtime.executors.fused_draft import SampledDraft
 from outrider.runtime.executors.fused_verification import CompiledVerifier
-from outrider.runtime.executors.traced import TreeForward
-from outrider.runtime.executors.verification_program import (
-    FusedLogitVerification,
-    FusedVerification,
-)
-from outrider.sampling.warp import DraftParameters, RowParameters
+from outrider.runtime.executors.own_code import own_code
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
 _OURS = ("outrider", "torch", "transformers")
@@ -52,38 +46,9 @@ class InterpretedDrafts(CompiledExecutor):
         return found
 
 
-def untraced(each: nn.Module) -> Program:
+def untraced(each: Any) -> Program:
     """A pass, or a rule's program, called as a graph: without tracing it either."""
-
-    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if isinstance(each, FusedLogitVerification):
-            return list(each(*verification_inputs(each, inputs)))
-        moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
-        half = len(buffers) // 2
-        if isinstance(each, SampledDraft):
-            moving = grouped(moving, 3, DraftParameters)
-        if type(each) is TreeForward:  # its masks are a list
-            return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
-        return list(each(*moving, buffers[:half], buffers[half:]))
-
-    return graph
-
-
-def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]) -> list[Any]:
-    """The inputs of a rule's program as its module takes them."""
-    of_tree = (each.kind.tree_shape is not None) + each.reads_queries
-    end = 3 + of_tree + each.kind.with_drawn_probs
-    first = [inputs[0], inputs[1:end]]
-    if not isinstance(each, FusedVerification):
-        return [*first, *inputs[end:]]
-    numbers, keys = inputs[end : end + 2], inputs[end + 2 : end + 4]
-    return [*first, numbers, keys, *grouped(inputs[end + 4 :], 0, RowParameters)]
-
-
-def grouped(inputs: list[torch.Tensor], first: int, parameters: Any) -> list[Any]:
-    """The inputs of a program with parameters of such a kind from index ``first`` on in a list."""
-    end = first + len(parameters._fields)
-    return [*inputs[:first], inputs[first:end], *inputs[end:]]
+    return own_code(each)
 
 
 def without_compiler(engine: Engine) -> Engine:

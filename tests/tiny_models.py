@@ -6,6 +6,7 @@ initialisation such a small model repeats one token for ever, and most errors wo
 Legend: T tokens.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ from outrider.core import (
 from outrider.methods import METHODS, Method
 from outrider.runtime import HFModel
 from outrider.verifiers import Rejection
+
+DEVICE = torch.device(os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"))
+"""Where models of tests are."""
 
 VOCAB = 101
 WINDOW = 8
@@ -100,7 +104,7 @@ def tiny_module(
         for parameter in module.parameters():
             if parameter.ndim > 1:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return module.to(dtype).eval()
+    return module.to(DEVICE, dtype).eval()
 
 
 def tiny(family: str = "llama", seed: int = 0, name: str = "model", **settings: Any) -> HFModel:
@@ -153,7 +157,7 @@ def greedy(num: int, **settings: Any) -> Sampling:
 
 def hf_generate(module: PreTrainedModel, prompt: Sequence[int], num: int, **settings: Any) -> tuple:
     """Greedy continuation by ``transformers``, of one prompt alone."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=module.device)
     done = module.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -168,7 +172,8 @@ def hf_generate(module: PreTrainedModel, prompt: Sequence[int], num: int, **sett
 @torch.no_grad()
 def full_logits(module: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """Logits of one plain forward pass without any cache, (T, V)."""
-    return module(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    ids = torch.tensor([list(tokens)], device=module.device)
+    return module(input_ids=ids, use_cache=False).logits[0].cpu()
 
 
 class NoMemory:
@@ -195,18 +200,18 @@ class UniformDrafter:
         return NoMemory()
 
     def propose(self, state: NoMemory, context: Context, budget: Budget, rng: Stream) -> Draft:
-        B, N = context.num_rows, budget.max_tokens + 1
-        q_V = torch.full((self.num_tokens,), 1 / self.num_tokens, dtype=torch.float64)
+        B, N, device = context.num_rows, budget.max_tokens + 1, context.root_B.device
+        q_V = torch.full((self.num_tokens,), 1 / self.num_tokens, dtype=torch.float64).to(device)
         u_BD = rng.uniform(Role.DRAFT, max(N - 1, 1))
         tokens = [draw(q_V.expand(B, -1), u_B) for u_B in u_BD[:, : N - 1].unbind(1)]
         tokens_BN = torch.stack([context.root_B, *tokens], 1)
         mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
         if budget.tokens_B is not None:
-            mask_BN = torch.arange(N) <= budget.tokens_B[:, None]
+            mask_BN = torch.arange(N, device=device) <= budget.tokens_B[:, None]
         probs_BNV = q_V.expand(B, N, -1)
         if self.width == 1:
             return Draft.chain(tokens_BN, mask_BN, probs_BNV, "iid")
-        parents_BN = (torch.arange(-1, N - 1) // self.width).expand(B, N)
+        parents_BN = (torch.arange(-1, N - 1, device=device) // self.width).expand(B, N)
         return Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, "iid")
 
     def commit(self, state: NoMemory, draft: Draft, verdict: Verdict, scores: Scores) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_models import VOCAB
+from tiny_models import DEVICE, VOCAB
 from transformers import PreTrainedModel
 
 from outrider.runtime import RecurrentModel
@@ -239,7 +239,7 @@ def tiny_recurrent_module(
         for name, parameter in module.named_parameters():
             if parameter.ndim > 1 and "A_log" not in name:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
+    return module.to(DEVICE).eval()
 
 
 def tiny_recurrent(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_models import VOCAB
+from tiny_models import DEVICE, VOCAB
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -84,7 +84,7 @@ def tiny_seq2seq_module(
         for parameter in module.parameters():
             if parameter.ndim > 1 and parameter.requires_grad:  # sinusoids stay what they are
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return module.to(dtype).eval()
+    return module.to(DEVICE, dtype).eval()
 
 
 def tiny_seq2seq(

@@ -41,7 +41,9 @@ class Stopwatch(local):
             self._seconds += time.perf_counter() - self._began
 
     def seconds(self) -> float:
-        """Total so far. On a GPU, call it only after synchronising with the device."""
+        """Total so far. On a GPU, waits for the last of these blocks."""
+        if self._events:
+            self._events[-1][1].synchronize()
         for begin, end in self._events:
             self._seconds += begin.elapsed_time(end) / 1000
         self._events.clear()

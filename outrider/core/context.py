@@ -69,6 +69,7 @@ class Context(Sequences):
     predictions: list[tuple[int, ...]] | None = None
     health: Health = field(default_factory=Health, init=False, repr=False)
     _upcoming: UpcomingUniforms | None = field(default=None, init=False, repr=False)
+    _host_key_B: Tensor | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
@@ -164,7 +165,7 @@ class Context(Sequences):
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. The caller replaces the distribution."""
         index_B = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self._upcoming = None
+        self._upcoming = self._host_key_B = None
         self.tokens_BT = self.tokens_BT[index_B]
         self.key_B = self.key_B[index_B]
         self.sequence_lengths = self.sequence_lengths.keep(rows)
@@ -183,7 +184,7 @@ class Context(Sequences):
             ours = self.predictions or [nothing] * self.num_rows
             self.predictions = ours + (other.predictions or [nothing] * other.num_rows)
         width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
-        self._upcoming = None
+        self._upcoming = self._host_key_B = None
         self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
         self.key_B = torch.cat([self.key_B, other.key_B])
         self.sequence_lengths = self.sequence_lengths.join(other.sequence_lengths)
@@ -195,7 +196,9 @@ class Context(Sequences):
 
     def _precomputed(self, lengths: list[int], start: int, stop: int) -> Tensor:
         if self._upcoming is None or not self._upcoming.covers(lengths):
-            self._upcoming = UpcomingUniforms(self.key_B, lengths)
+            if self._host_key_B is None:
+                self._host_key_B = self.key_B.cpu()
+            self._upcoming = UpcomingUniforms(self._host_key_B, lengths, self.device)
         return self._upcoming.at(lengths, start, stop)
 
     def _reserve(self, num_tokens: int) -> None:

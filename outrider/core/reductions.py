@@ -6,6 +6,8 @@ Legend: V numbers of the last dimension.
 import torch
 from torch import Tensor
 
+from outrider.core.recording import is_recorded
+
 _BLOCK_SIZE = 512
 _LARGE = 8 * _BLOCK_SIZE  # fewer numbers take less time at once
 _MAX_NUMPY_SIZE = 1 << 22
@@ -19,7 +21,7 @@ def argmax(x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return x.argmax(-1)
-    if not torch.compiler.is_compiling() and _is_for_numpy(x):
+    if not is_recorded() and _is_for_numpy(x):
         return torch.from_numpy(x.numpy().argmax(-1))
     return _argmax_in_blocks(x) if x.shape[-1] >= _LARGE else x.argmax(-1)
 

@@ -27,6 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.lengths import to_device
+from outrider.core.recording import is_recorded
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -120,7 +123,7 @@ class Stream:
 
     @cached_property
     def _here_B1(self) -> Tensor:
-        if self.key_B.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.key_B.device.type == "cpu" and not is_recorded():
             spread_B = self.position_B.numpy() * _GOLDEN
             return torch.from_numpy(_folded(self.key_B.numpy(), spread_B)[:, None])
         return fold(self.key_B, self.position_B)[:, None]
@@ -151,7 +154,7 @@ class Stream:
 
     def _bits(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor | NumpyInts:
         """The bits of numbers ``first … first+num-1`` of each role; on a CPU as a numpy array."""
-        _require_not_tracing()
+        _require_not_recording()
         spread_J = _spread(roles, num, first, self.key_B.device)
         if isinstance(spread_J, Tensor):
             return _folded(self._here_B1, spread_J)
@@ -169,11 +172,11 @@ class Stream:
     def bits(self, role: Role, number_BJ: Tensor) -> Tensor:
         """64 random bits for each of the given counters of a role, shape (B, J).
 
-        A program that is being traced computes the hash itself: which counters are needed is known
-        only when it runs.
+        Recorded operators compute the hash themselves: which counters are needed is known only when
+        they run.
         """
         part_BJ = number_BJ + (int(role) << _ROLE_SHIFT)
-        if torch.compiler.is_compiling():
+        if is_recorded():
             return fold(self._here_B1, part_BJ)
         is_small = part_BJ.device.type == "cpu" and part_BJ.numel() <= _MOST_BY_NUMPY
         return (fold_by_numpy if is_small else fold)(self._here_B1, part_BJ)
@@ -182,15 +185,22 @@ class Stream:
 class UpcomingUniforms:
     """Random numbers generated in advance for the next positions of a small batch.
 
-    On a CPU, the numbers of many positions take little longer to generate than those of one.
+    On a CPU, the numbers of many positions take little longer to generate than those of one. A GPU
+    gets those of a round in one copy, which takes less time than launching the kernels that would
+    generate them.
 
     Args:
-        key_B: keys of the rows.
+        key_B: keys of the rows, on the CPU.
         lengths: the first position of each row.
+        device: of the numbers.
     """
 
-    def __init__(self, key_B: Tensor, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, key_B: Tensor, lengths: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
         self._first = list(lengths)
+        self._device = torch.device(device)
+        self._last: tuple[list[int], Tensor] | None = None
         self.num_positions = _MAX_ROWS // len(lengths)
         position_BM = torch.tensor(self._first)[:, None] + torch.arange(self.num_positions)
         key_BM = key_B[:, None].expand_as(position_BM)
@@ -204,11 +214,17 @@ class UpcomingUniforms:
         return all(0 <= length - first < self.num_positions for first, length in pairs)
 
     def at(self, lengths: Sequence[int], start: int, stop: int) -> Tensor:
-        """The numbers of ``Stream.uniforms_BJ`` from ``start`` up to ``stop``, at these positions.
+        """Numbers ``start`` to ``stop`` of ``Stream.uniforms_BJ`` at these positions."""
+        if self._device.type == "cpu":
+            return self._at(lengths, start, stop)
+        if self._last is None or self._last[0] != lengths:
+            here_BJ = self._at(lengths, 0, self._numbers_BMJ.shape[-1])
+            self._last = list(lengths), to_device(here_BJ, self._device)
+        return self._last[1][:, start:stop]
 
-        Rounds ask for the same numbers again and again, so that where all rows have moved equally
-        far, the numbers of all positions are taken apart at once.
-        """
+    def _at(self, lengths: Sequence[int], start: int, stop: int) -> Tensor:
+        """The same on the CPU. Rounds ask for the same numbers again and again, so that where all
+        rows have moved equally far, the numbers of all positions are taken apart at once."""
         offsets = [length - first for first, length in zip(self._first, lengths, strict=True)]
         if offsets.count(offsets[0]) < len(offsets):
             return self._numbers_BMJ[range(len(offsets)), offsets, start:stop]
@@ -221,14 +237,15 @@ class UpcomingUniforms:
     @staticmethod
     def is_faster(key_B: Tensor) -> bool:
         """Whether generating numbers in advance is faster for a batch of this size and device."""
-        return key_B.device.type == "cpu" and key_B.shape[0] <= _MAX_ROWS // 16
+        most = {"cpu": _MAX_ROWS // 16, "cuda": _MAX_ROWS}.get(key_B.device.type, 0)
+        return key_B.shape[0] <= most
 
 
-def _require_not_tracing() -> None:
-    """Raises NotImplementedError while a program is traced: the compiler would inline the hash of
-    every uniform number, again and again."""
-    if torch.compiler.is_compiling():
-        raise NotImplementedError("random numbers cannot be generated inside a traced program")
+def _require_not_recording() -> None:
+    """Raises NotImplementedError while operators are recorded: the compiler would inline the hash
+    of every uniform number, again and again."""
+    if is_recorded():
+        raise NotImplementedError("random numbers cannot be generated inside a recorded program")
 
 
 def _folded(key: Tensor | NumpyInts, spread: Tensor | NumpyInts) -> Any:

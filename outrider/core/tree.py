@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.core.recording import is_recorded
+
 
 class TreeTensors(NamedTuple):
     """The structure of B equal trees of N nodes.
@@ -29,7 +31,7 @@ class TreeTensors(NamedTuple):
 
 def tree_tensors(parents: tuple[int, ...], B: int, device: torch.device) -> TreeTensors:
     """The structure of trees with these parents, that of the root being -1. Read-only."""
-    make = _tree_tensors if torch.compiler.is_compiling() else _cached_tree_tensors
+    make = _tree_tensors if is_recorded() else _cached_tree_tensors
     return make(parents, B, device)
 
 

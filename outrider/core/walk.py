@@ -22,6 +22,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import NodeDistributions
+from outrider.core.recording import is_recorded
 from outrider.core.reductions import any_of
 from outrider.core.repeat import LoopState, apply_if, repeat_while
 from outrider.core.rng import Role, Stream
@@ -132,7 +133,7 @@ def walk_down(rule: NodeRule, draft: Draft, p_at: NodeDistributions, rng: Stream
     root_B = torch.zeros(B, dtype=torch.int64, device=draft.tokens_BN.device)
     p_BV, q_BNV = p_at(root_B), draft.probs_BNV
     loops = p_BV.device.type == "cpu"
-    if torch.compiler.is_compiling():
+    if is_recorded():
         loops = loops and p_BV.shape[1] >= LOOPS_FROM
     when = apply_if if loops else _apply
 

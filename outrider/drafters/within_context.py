@@ -30,6 +30,7 @@ from outrider.core import (
     Stream,
     Verdict,
     prompt_reader,
+    to_device,
 )
 from outrider.core.errors import IncompatibleError
 from outrider.runtime import HFModel
@@ -86,13 +87,15 @@ class WithinState:
 
     def of(self, tensor_B: Tensor) -> Tensor:
         """The drafter's rows of a tensor, (R, …)."""
-        return tensor_B[torch.tensor(self.rows, dtype=torch.int64, device=tensor_B.device)]
+        return tensor_B[self._index_on(tensor_B.device)]
 
     def over_all(self, number_R: Tensor) -> Tensor:
         """Numbers of the drafter's rows as numbers of the engine's rows, (B,); 0 for the others."""
-        index_R = torch.tensor(self.rows, dtype=torch.int64, device=number_R.device)
         number_B = number_R.new_zeros(self.context.num_rows)
-        return number_B.index_copy(0, index_R, number_R)
+        return number_B.index_copy(0, self._index_on(number_R.device), number_R)
+
+    def _index_on(self, device: torch.device) -> Tensor:
+        return to_device(torch.tensor(self.rows, dtype=torch.int64), device)
 
     def follow(self) -> None:
         """Copies what was committed, and the rows' distributions, into the drafter's batch."""

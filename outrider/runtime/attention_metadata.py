@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.core.recording import is_recorded
 from outrider.runtime.hf.longrope import marked
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import query_slots
@@ -160,7 +161,7 @@ def tree_mask(
     """Every committed slot is visible, and of the nodes after them the ancestors and the node
     itself."""
     B, N, M = nodes.ancestors_BNM.shape
-    reads = length_B.device.type == "cpu" and not torch.compiler.is_compiling()
+    reads = length_B.device.type == "cpu" and not is_recorded()
     if window is None and reads and (length_B == span - M).all():
         mask_BNS = torch.zeros(B, N, span, dtype=dtype)  # the nodes are the last slots of each row
         mask_BNS[..., span - M :].masked_fill_(~nodes.ancestors_BNM, torch.finfo(dtype).min)

@@ -18,6 +18,10 @@ from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.sampling.warp import DraftParameters
 
+_MOST_CAPTURED_TOKENS = 4096
+"""Query tokens of a forward pass, over all rows, up to which CUDA graphs capture it. Each holds the
+memory of its activations."""
+
 _PRODUCTS_PER_LAYER = 2**26
 """As many multiplications take about as long as Python takes around the operations of a layer, 0.7
 and 0.8 ms (AMD EPYC, 2 threads)."""
@@ -141,7 +145,8 @@ def compiled_executor(
         return model.compiled if num_logits == 0 else None
     num_tokens = cache.num_rows * num_queries
     pays = num_logits == 0 or compiled_prefill_pays(model, num_tokens)
-    return model.compiled if num_tokens <= MOST_TOKENS and pays else None
+    most = _MOST_CAPTURED_TOKENS if model.device.type == "cuda" else MOST_TOKENS
+    return model.compiled if num_tokens <= most and pays else None
 
 
 def compiled_prefill_pays(model: Runnable, num_tokens: int) -> bool:

@@ -44,6 +44,7 @@ from outrider.core import (
     require_chain,
     walk,
 )
+from outrider.core.recording import is_recorded
 from outrider.verifiers.rejection import Rejection
 
 
@@ -70,7 +71,7 @@ class Block:
         P_BN = path_probabilities(draft, p_BNV)
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         depth_D = torch.arange(1, N, device=p_BNV.device)
-        find = self._all_at_once if torch.compiler.is_compiling() else self._from_the_deepest
+        find = self._all_at_once if is_recorded() else self._from_the_deepest
         num_B = find(draft, p_BNV, P_BN, u_BD)
         left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
         from_left_B = (num_B < draft.num_drafted_B) & (left_BV.sum(-1) > 0)

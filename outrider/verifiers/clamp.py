@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.core import Divergence, repeat_while
+from outrider.core.recording import is_recorded
 
 _AIM = 1 - 7e-7  # fraction of the budget to aim at, so that rounding never exceeds the budget
 _TOLERANCE = 1e-7
@@ -221,7 +222,7 @@ def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
     both_RV = (P_RV > 0) & (Q_RV > 0)
     count_R = both_RV.sum(1)
     most = int(count_R.max())
-    if not torch.compiler.is_compiling() and 4 * most > P_RV.shape[1]:  # sorting costs less
+    if not is_recorded() and 4 * most > P_RV.shape[1]:  # sorting costs less
         return P_RV, Q_RV
     row_Z, token_Z = both_RV.nonzero(as_tuple=True)
     first_R = count_R.cumsum(0) - count_R

@@ -46,6 +46,7 @@ from outrider.core import (
     walk,
     walk_down,
 )
+from outrider.core.recording import is_recorded
 from outrider.verifiers.rejection import Rejection
 
 
@@ -89,7 +90,7 @@ def without(q_V: Tensor, x: Tensor) -> Tensor:
     """
     left_V = q_V.scatter(-1, x[..., None], -0.0)
     mass = left_V.sum(-1, keepdim=True)
-    synchronises = mass.device.type == "cpu" and not torch.compiler.is_compiling()
+    synchronises = mass.device.type == "cpu" and not is_recorded()
     if synchronises and (mass > 0).all():  # elsewhere reading a number costs more
         return left_V / mass
     open_V = ~left_V.signbit()

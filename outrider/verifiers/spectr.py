@@ -47,6 +47,7 @@ from outrider.core import (
     repeat_while,
 )
 from outrider.core.errors import IncompatibleError
+from outrider.core.recording import is_recorded
 
 _NUM_BISECTIONS = 30  # ρ within 1e-9 of k
 
@@ -67,7 +68,7 @@ class Spectr:
         Raises:
             IncompatibleError: a draft branches below its root.
         """
-        if not torch.compiler.is_compiling():
+        if not is_recorded():
             self.check_draft(draft)
         B, N = draft.tokens_BN.shape
         rows_B = torch.arange(B, device=p_BNV.device)

@@ -14,7 +14,7 @@ from benchmarks.gpu import REHEARSAL, main
 from benchmarks.gpu_configurations import Configuration, configurations, measure
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_rounds import FREE, Chance, Work
-from benchmarks.gpu_shapes import DRAFTS, LLAMA_7B, LLAMA_13B, Llama
+from benchmarks.gpu_shapes import DRAFTS, LLAMA_7B, LLAMA_13B, SMOLLM2, Llama
 from benchmarks.gpu_trace import ROUND, activity
 from outrider import Engine
 
@@ -26,17 +26,19 @@ def test_a_rehearsal_measures_all_kinds(tmp_path: Path, capsys: pytest.CaptureFi
     rows = report["rows"]
     kinds = [(row["kind"], row["temperature"]) for row in rows]
     assert kinds == [
-        *(("plain", 0.0), ("free", 0.0), ("set", 0.0)),
+        *(("plain", 0.0), ("free", 0.0), ("set", 0.0), ("transformers", 0.0)),
         *(("plain", 0.0), ("plain", 1.0), ("synthetic", 0.0), ("real", 0.0), ("real", 1.0)),
+        ("transformers", 0.0),
     ]
     assert not any("failed" in row for row in rows)
-    plain, free, drafted = rows[:3]
+    plain, free, drafted, theirs = rows[:4]
     assert plain["acceptance_length"] == 1
     assert plain["speedup"] == 1
     assert list(free["passes"]) == ["target"]
     assert set(drafted["passes"]) == {"target", "draft"}
     assert drafted["passes"]["target"]["tokens"] == 3
     assert drafted["passes"]["draft"]["count"] == 2
+    assert theirs["tokens_per_second"] > 0
     assert (tmp_path / "gpu.md").read_text() in capsys.readouterr().out
 
 
@@ -44,7 +46,7 @@ def test_a_rehearsal_measures_all_kinds(tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "said"),
     [
         (["--device", "cuda:99"], "CUDA devices here"),
-        (["--device", "cpu"], "--shapes 7b 13b inflated: these are for a GPU"),
+        (["--device", "cpu"], "--shapes 7b 13b smollm2 embedded: these are for a GPU"),
     ],
 )
 def test_options_that_need_a_gpu_raise_an_error(
@@ -59,11 +61,11 @@ def test_options_that_need_a_gpu_raise_an_error(
 
 def test_shapes_have_the_number_of_parameters_in_their_names() -> None:
     sizes = []
-    for each in (LLAMA_7B, LLAMA_13B, *DRAFTS):
+    for each in (LLAMA_7B, LLAMA_13B, *DRAFTS, SMOLLM2):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(each.config())
         sizes.append(sum(p.numel() for p in model.parameters()))
-    assert [round(size / 1e6) for size in sizes] == [6738, 13016, 68, 162, 1100]
+    assert [round(size / 1e6) for size in sizes] == [6738, 13016, 68, 162, 1100, 135]
 
 
 def test_acceptance_is_as_set() -> None:
@@ -77,13 +79,13 @@ def test_acceptance_is_as_set() -> None:
 
 
 def test_a_failure_is_reported_and_the_others_continue() -> None:
-    shape = Llama("short", 16, 1, 2, 2, 16, context=72, vocabulary=32)
+    shape = Llama("short", 16, 1, 2, 2, 16, context=80, vocabulary=32)
     model = shape.build(torch.device("cpu"), torch.float32)
     entries = list(configurations(model, [], False, 1, REHEARSAL))
     assert [type(each) for each in entries] == [Configuration] * 2
     rows = {row["kind"]: row for row in measure(entries, REHEARSAL, 1e9)}
     assert "failed" not in rows["plain"]
-    assert "the context of 72 tokens is full" in rows["free"]["failed"]
+    assert "the context of 80 tokens is full" in rows["free"]["failed"]
 
 
 def event(cat: str, name: str, begin: float, length: float) -> dict[str, Any]:

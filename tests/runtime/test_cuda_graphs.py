@@ -1,25 +1,33 @@
 """Recorded passes say what unrecorded ones say, look at no number, and keep nothing of the last.
 
-Without a GPU: the recorder is a tape of operators (``outrider.testing``), the graphs are the traced
-programs, run by torch.
+Without a GPU: the recorder is a tape of operators (``operator_tape.py``), the graphs are models'
+own code, or traced programs, run by torch.
 """
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from interpreted_graphs import interpreted, without_compiler
 from operator_tape import record_on_tape
+from real_tokenizers import worded
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, tiny_module, token_ids
+from tiny_ngrams import tiny_file
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from outrider import Sampling
+from outrider import Engine, Sampling
+from outrider.core import Stream, repeat_while
+from outrider.core.chain import cached_arange
 from outrider.core.errors import OutriderWarning
+from outrider.core.recording import capturing
+from outrider.core.repeat import apply_if
+from outrider.drafters.heads.fused_draft import HeadExecutor
+from outrider.drafters.heads.head_model import HeadModel
+from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors import prepare
 from outrider.runtime.executors.compile_cache import Program
@@ -29,8 +37,10 @@ from outrider.runtime.executors.cuda_graphs import (
     GraphedProgram,
     Recorder,
     graphed,
+    graphed_rule,
     rounded_span,
 )
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.traced import TreeForward
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
@@ -143,10 +153,11 @@ def test_what_cannot_be_recorded_goes_on_after_one_warning() -> None:
 
 def test_spans_are_few_and_never_a_quarter_too_long() -> None:
     spans = [rounded_span(span, 2**20) for span in range(1, 4097)]
-    assert all(span <= read < max(65, 1.25 * span) for span, read in enumerate(spans, 1))
+    assert all(span <= read < max(257, 1.25 * span) for span, read in enumerate(spans, 1))
     assert spans == sorted(spans)
-    assert len(set(spans)) == 1 + 4 * 6
-    assert [rounded_span(span, 70) for span in (3, 64, 65, 70)] == [64, 64, 70, 70]
+    assert len(set(spans)) == 1 + 4 * 4
+    assert [rounded_span(span, 270) for span in (3, 256, 257, 270)] == [256, 256, 270, 270]
+    assert [rounded_span(span, 70) for span in (3, 70)] == [70, 70]
 
 
 def test_a_whole_draft_is_one_recording_and_looks_at_nothing() -> None:
@@ -171,52 +182,160 @@ def test_a_whole_draft_is_one_recording_and_looks_at_nothing() -> None:
         assert stats.rounds - 4 <= len(launched) <= stats.rounds  # the first of each size is not
 
 
-def test_models_on_cuda_are_recorded_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compile", ["auto", "max"])
+def test_models_on_cuda_are_recorded_and_others_are_not(
+    compile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``auto`` their own code, by ``max`` their compiled programs."""
+    compiled: list[bool] = []
+
+    def compile_it(module: TreeForward, trace: Callable[[], ExportedProgram], **_: Any) -> Program:
+        compiled.append(True)
+        return interpreted(module, trace)
+
     monkeypatch.setattr(prepare, "use_kernels", lambda *_, **__: None)
-    monkeypatch.setattr(
-        prepare, "compiled_program", lambda module, trace, **_: interpreted(module, trace)
-    )
+    monkeypatch.setattr(prepare, "compiled_program", compile_it)
     monkeypatch.setattr(CudaRecorder, "__call__", lambda self, run: record_on_tape(run))
     wanted = token_ids(engine_of(tiny()).generate(ragged_prompts([5]), greedy(9)))
     for device, are_recorded in (("cuda", True), ("cpu", False)):
+        compiled.clear()
         model = tiny()
         monkeypatch.setattr(model, "device", torch.device(device))
-        prepare.prepare(model, "auto")
+        prepare.prepare(model, compile)
         monkeypatch.setattr(model, "device", torch.device("cpu"))
         engine = engine_of(model)
         assert token_ids(engine.generate(ragged_prompts([5]), greedy(9))) == wanted
         graphs = list(model.compiled._programs.values())  # type: ignore[union-attr]
         assert [isinstance(graph, GraphedProgram) for graph in graphs] == [are_recorded]
+        assert compiled == [True] * (compile == "max" or device == "cpu")
+
+
+def captured_on_tape(engine: Engine) -> list[GraphedProgram]:
+    """Lets an engine run by its models' and its rules' own code, captured; returns the programs,
+    which are added as they are made."""
+    made: list[GraphedProgram] = []
+
+    def passes(module: TreeForward, trace: Callable[[], ExportedProgram]) -> Program:
+        made.append(graphed(module, trace, record=record_on_tape))  # type: ignore[arg-type]
+        return made[-1]
+
+    def rules(module: Any, trace: Callable[[], ExportedProgram], own: bool) -> Program:
+        made.append(graphed_rule(module, trace, own, record=record_on_tape))  # type: ignore[arg-type]
+        return made[-1]
+
+    check = lambda *_, **__: ""  # noqa: E731
+    for model in dict.fromkeys((engine.target, *engine.drafter.capabilities.models)):
+        kind = HeadExecutor if isinstance(model, HeadModel) else CompiledExecutor
+        recording = None if isinstance(model, HeadModel) else model.eager.recording
+        model.compiled = kind(
+            model.module, model.spec, "m", passes, rounded_span, recording=recording, check=check
+        )
+    shape = engine.drafter.capabilities.tree_shape
+    engine.verification = CompiledVerifier(rules, shape, check=check)
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_the_same_text_by_captured_code(method: str) -> None:
+    """Rows of several lengths that leave the batch, greedy and sampled."""
+    row = METHODS[method]
+    options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
+    samplings = [greedy(18)] + [SAMPLED] * (not row.recipe().greedy_only)
+    prompts = ragged_prompts([9, 3, 14])
+    texts, made = [], list[GraphedProgram]()
+    for captured in (False, True):
+        engine = engine_of(worded(0), worded(3), method, 3, options=options, max_batch_size=2)
+        if captured:
+            made = captured_on_tape(engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            texts.append([token_ids(engine.generate(prompts, each)) for each in samplings])
+    assert texts[0] == texts[1]
+    assert sum(graph.num_captures for graph in made) > 1
+
+
+def test_a_loop_of_unknown_length_is_not_captured() -> None:
+    """The program goes on as it is, without a warning."""
+    calls: list[int] = []
+
+    def halved(inputs: list[Tensor]) -> list[Tensor]:
+        calls.append(1)
+        return list(repeat_while(lambda x: (x > 1).any(), lambda x: (x / 2,), (inputs[0],)))
+
+    graph = GraphedProgram(halved, None, record_on_tape, "toy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for round_ in range(1, 4):
+            assert graph([numbers(8.0 * round_)])[0].tolist() == [(1, 1, 0.75)[round_ - 1]]
+    assert len(calls) == 4  # the second time the capture was tried
+    assert not graph.num_captures
+
+
+def test_steps_that_are_captured_are_always_computed_and_kept_where_wanted() -> None:
+    def doubled_if(inputs: list[Tensor]) -> list[Tensor]:
+        return list(apply_if(inputs[0][0] > 1, lambda x: (2 * x,), (inputs[0],)))
+
+    graph = GraphedProgram(doubled_if, None, record_on_tape, "toy")
+    for value, wanted in ((3, 6), (4, 8), (1, 1), (2, 4), (0, 0)):
+        assert graph([numbers(value)])[0].tolist() == [wanted]
+    assert graph.num_captures == 1
+
+
+def test_captured_code_keeps_no_tensor_that_is_not_computed_yet() -> None:
+    """Constant tensors are cached, but not those of a capture."""
+    size = 71  # which no other test asks for
+    with capturing():
+        assert cached_arange(size, torch.device("cpu")).is_inference() is False
+        first = cached_arange(size, torch.device("cpu"))
+        assert first is not cached_arange(size, torch.device("cpu"))
+    kept = cached_arange(size, torch.device("cpu"))
+    assert kept is not first
+    assert kept is cached_arange(size, torch.device("cpu"))
+    with pytest.raises(NotImplementedError), capturing():
+        Stream(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).uniforms_BJ  # noqa: B018
 
 
 def test_the_recorder_records_as_cuda_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one pool, on the model's device, whatever other threads allocate meanwhile."""
-    signature = inspect.signature(torch.cuda.graph.__init__)
+    """In one pool, on one stream of the model's device, whatever other threads allocate
+    meanwhile, and the capture ends if the code fails."""
     events: list[Any] = []
 
     class Graph:
         def replay(self) -> None:
             events.append("replayed")
 
-    @contextmanager
-    def capture(*arguments: Any, **settings: Any) -> Iterator[None]:
-        bound = signature.bind(None, *arguments, **settings).arguments
-        events.append((bound["pool"], bound["capture_error_mode"]))
-        yield
-        events.append("captured")
+        def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+            events.append((pool, capture_error_mode))
 
-    pools = iter([(7, 0), (8, 0)])
+        def capture_end(self) -> None:
+            events.append("captured")
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    pools, streams = iter([(7, 0), (8, 0)]), iter([Stream("own"), Stream("other")])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("current"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(events.append(device)))
     record, device = CudaRecorder(torch.device("cuda:1")), torch.device("cuda:1")
     for _ in range(2):
         replay, results = record(lambda: events.append("run") or [numbers(1.0)])  # type: ignore[func-returns-value]
         assert results[0].tolist() == [1]
         replay()
-    once = [device, ((7, 0), "thread_local"), "run", "captured", "replayed"]
-    assert events == 2 * once
+    begin = ["own waits for current", device, ((7, 0), "thread_local")]
+    end = ["captured", "current waits for own"]
+    assert events == 2 * [*begin, "run", *end, "replayed"]
+    events.clear()
+    with pytest.raises(ZeroDivisionError):
+        record(lambda: [numbers(1 / 0)])
+    assert events == [*begin, "captured"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -52,8 +52,14 @@ class HeadModel(HFModel):
         if executor is not None:  # the same kernels, and programs of the same compiler
             if uses_kernels(target.module):
                 self.use_kernels()
-            make, read = executor.make, executor.read
-            self.compiled = HeadExecutor(self.module, self.spec, self.name, make, read)
+            self.compiled = HeadExecutor(
+                self.module,
+                self.spec,
+                self.name,
+                executor.make,
+                executor.read,
+                check=executor.check,
+            )
 
     def prepared(self, cache: C) -> C:
         """A new cache, with KV buffers where programs, which cannot allocate, need them."""

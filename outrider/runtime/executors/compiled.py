@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,16 @@ Python."""
 Compiler = Callable[[TreeForward | LayerForward, Callable[[], ExportedProgram]], Program]
 """Compiles a forward pass or a layer of one, given also the function that traces it."""
 
+
+class Check(Protocol):
+    """Compares a program with its forward pass, as ``parity.compare`` does."""
+
+    def __call__(
+        self, each: TreeForward, program: Program, buffers: KVBuffers, *, bits: bool
+    ) -> str:
+        """How the results of the two differ; "" where they agree."""
+
+
 SpanRule = Callable[[int, int], int]
 """How many slots a forward pass reads, of those that it must read and those that there are."""
 
@@ -85,9 +95,10 @@ class CompiledExecutor:
         exact: whether a token's bits may not depend on how many tokens share its forward pass.
         recording: gives a view of the module that records the hidden states of some layers; None
             leaves batches that ask for hidden states to the eager executor.
+        check: says how a program's results differ from those of its forward pass.
 
     Attributes:
-        make, read: as given.
+        make, read, check: as given.
         selects_logits: whether its programs of chains compute the logits that a batch asks for,
             without those of the other query tokens. Not of an exact model, whose prompts are all
             read in one way, eagerly.
@@ -110,13 +121,14 @@ class CompiledExecutor:
         exact: bool = False,
         *,
         recording: Callable[[tuple[int, ...]], PreTrainedModel] | None = None,
+        check: Check = compare,
     ) -> None:
         self.name = name
         self.failed = self.sealed = False
         self._module, self._spec = module, spec
         self._exact = exact
         self._trace = _exact_trace if exact else trace
-        self.make, self.read = make, read
+        self.make, self.read, self.check = make, read, check
         self._recording = recording
         self.selects_logits = not exact and spec.original is None and selects_logits(module)
         self._chain = AskedForward if self.selects_logits else ChainForward
@@ -360,7 +372,7 @@ class CompiledExecutor:
             return None
         try:
             bits = self._exact and not isinstance(each, GreedyDraft)
-            difference = compare(each, program, buffers, bits=bits)
+            difference = self.check(each, program, buffers, bits=bits)
         except Exception as error:
             difference = f"it fails when it is run: {first_line(error)}"
         if difference:

@@ -1,8 +1,7 @@
-"""CUDA graphs around compiled programs: all kernels of a forward pass, or of a fused draft, in one
-launch.
+"""CUDA graphs: all kernels of a forward pass, a fused draft or a verification rule in one launch.
 
-A program compiled ahead of time still launches its kernels one by one, some hundred of them for a
-model of sixteen layers, several microseconds each. A CUDA graph captures them once, with the
+A model of 32 layers launches more than a thousand kernels in a forward pass, at 5 to 30
+microseconds each, and compiled programs some hundreds. A CUDA graph captures them once, with the
 addresses that they read and write, and launches them together. Inputs that differ from one forward
 pass to the next (tokens, lengths, masks, random numbers) are copied to the captured addresses; KV
 buffers are part of the capture; results are copied out before the next launch overwrites them.
@@ -20,15 +19,17 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from outrider.core.errors import OutriderWarning
+from outrider.core.recording import CaptureError, capturing
 from outrider.runtime.executors.compile_cache import Program
-from outrider.runtime.executors.compiled import Compiler
+from outrider.runtime.executors.own_code import own_code
 from outrider.runtime.executors.traced import TreeForward
+from outrider.runtime.executors.verification_program import FusedLogitVerification
 
 Replay = Callable[[], None]
 """Launches all captured kernels again."""
 
 Key = tuple[tuple[object, ...], ...]
-_FIRST_SPAN = 64
+_FIRST_SPAN = 256
 _PER_OCTAVE = 4
 _MOST_CAPTURES = 32
 
@@ -49,6 +50,9 @@ class CudaRecorder:
     """Captures on a GPU. All captures share their memory, so the results of one last until another
     is launched.
 
+    ``torch.cuda.graph`` would do the same, but gives back all cached memory before each capture.
+    Allocating it anew takes longer than the capture, and KV buffers would get other addresses.
+
     Args:
         device: the GPU.
     """
@@ -56,38 +60,45 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, run: Callable[[], list[Tensor]]) -> tuple[Replay, list[Tensor]]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self._device),
+            self._stream = torch.cuda.Stream(self._device)
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             # other threads, such as a server's, may allocate meanwhile
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            results = run()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                results = run()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
         return graph.replay, results
 
 
 class GraphedProgram:
-    """A compiled program that is captured when its sizes and KV buffers occur a second time, and
-    replayed from then on.
+    """A program that is captured when its sizes and KV buffers occur a second time, and replayed
+    from then on.
 
     The first time it runs as it is: some sizes occur only once, and libraries initialise
     themselves in the first run. A program that cannot be captured keeps running as it is, after one
-    warning.
+    warning, unless it says itself that it cannot (``CaptureError``).
 
     Args:
         program: what is captured. The kernels it launches may depend on the sizes of its inputs,
             but not on their values.
         num_moving: how many of its first inputs have another address every time; the others are
-            its KV buffers.
+            its KV buffers. None means all.
         record: captures launches.
-        name: how messages call the model.
+        name: how messages call the model or rule.
     """
 
-    def __init__(self, program: Program, num_moving: int, record: Recorder, name: str) -> None:
+    def __init__(
+        self, program: Program, num_moving: int | None, record: Recorder, name: str
+    ) -> None:
         self._program = program
         self._num_moving = num_moving
         self._record: Recorder | None = record
@@ -102,7 +113,8 @@ class GraphedProgram:
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         if self._record is None:
             return self._program(inputs)
-        moving, buffers = inputs[: self._num_moving], inputs[self._num_moving :]
+        num = len(inputs) if self._num_moving is None else self._num_moving
+        moving, buffers = inputs[:num], inputs[num:]
         key = (
             *((each.shape, each.dtype) for each in moving),
             *((each.data_ptr(), each.shape, each.stride()) for each in buffers),
@@ -120,7 +132,11 @@ class GraphedProgram:
         self, record: Recorder, moving: list[Tensor], buffers: list[Tensor]
     ) -> "_Capture | None":
         try:
-            return _Capture(self._program, moving, buffers, record)
+            with capturing():
+                return _Capture(self._program, moving, buffers, record)
+        except CaptureError:
+            self._record = None
+            return None
         except RuntimeError as error:
             self._record = None
             text = str(error).strip().splitlines() or [type(error).__name__]
@@ -149,29 +165,45 @@ class _Capture:
         return [each.clone() for each in self._results]
 
 
+def _own_code(module: TreeForward, trace: Callable[[], ExportedProgram]) -> Program:
+    return own_code(module)
+
+
 def graphed(
     module: TreeForward,
     trace: Callable[[], ExportedProgram],
     *,
-    make: Compiler,
     record: Recorder,
+    make: Callable[[TreeForward, Callable[[], ExportedProgram]], Program] = _own_code,
     name: str = "a model",
 ) -> Program:
-    """The compiled program of a forward pass, whose launches are captured.
+    """The program of a forward pass, whose launches are captured.
 
     Args:
         module: the forward pass.
         trace: traces it.
-        make: compiles it.
         record: captures launches.
+        make: compiles it; by default it runs its own code.
         name: how messages call the model.
     """
     return GraphedProgram(make(module, trace), module.num_moving, record, name)
 
 
+def graphed_rule(
+    module: FusedLogitVerification,
+    trace: Callable[[], ExportedProgram],
+    own: bool,
+    *,
+    record: Recorder,
+) -> Program:
+    """The program of a verification rule: its own code, whose launches are captured. Other
+    arguments as of ``RuleCompiler``."""
+    return GraphedProgram(own_code(module), None, record, type(module.verifier).__name__)
+
+
 def rounded_span(span: int, slots: int) -> int:
-    """The span that a captured forward pass reads: one of four sizes between powers of two, at most
-    a quarter more than necessary.
+    """The span that a captured forward pass reads: 256 slots, or one of four sizes between powers
+    of two, at most a quarter more than necessary.
 
     Args:
         span: slots that it has to read.

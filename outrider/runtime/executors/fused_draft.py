@@ -26,6 +26,9 @@ from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling.penalties import occurrences_in_chain
 from outrider.sampling.warp import DraftParameters, draft_distributions
 
+_BEFORE_PARAMETERS = 3
+"""Inputs of a sampled draft before its parameters."""
+
 
 class DraftPlan(Protocol):
     """What is drafted, besides how: a chain of so many tokens, or a tree of some shape. Equal plans
@@ -192,6 +195,10 @@ class SampledDraft(GreedyDraft):
 
     def sizes(self) -> tuple[Any, ...]:
         return *super().sizes(), [{0: ROWS}] * len(DraftParameters._fields), {0: ROWS}
+
+    def grouped(self, moving: Sequence[Tensor]) -> tuple[Any, ...]:
+        first, end = _BEFORE_PARAMETERS, _BEFORE_PARAMETERS + len(DraftParameters._fields)
+        return *moving[:first], list(moving[first:end]), *moving[end:]
 
     def _example_parameters(self, like_B: Tensor) -> list[Tensor]:
         """Penalties and a bias at temperature 1 without truncation, for as many rows on the same

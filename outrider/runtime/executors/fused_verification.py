@@ -71,6 +71,9 @@ RuleCompiler = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Progra
 """Compiles a module, given also the function that traces it and whether the module's representation
 names all that the program depends on."""
 
+CheckRule = Callable[[FusedLogitVerification, list[Any], list[Tensor]], str]
+"""``difference``, or what takes its place."""
+
 CheckDraft = Callable[[Draft], None]
 """``ChecksDrafts.check_draft``, looked up by name as ``core.round.BindLogits`` is."""
 
@@ -97,6 +100,7 @@ class CompiledVerifier:
             verifies trees of other shapes, such as those that a budget has cut, so that few
             programs are compiled.
         exact: whether bits must not depend on the executor.
+        check: says how a program's results differ from the rule's.
 
     Attributes:
         sealed: whether no more programs are compiled: rules without one verify eagerly.
@@ -105,9 +109,15 @@ class CompiledVerifier:
     sealed: bool = False
 
     def __init__(
-        self, make: RuleCompiler, tree_shape: TreeShape | None = None, *, exact: bool = False
+        self,
+        make: RuleCompiler,
+        tree_shape: TreeShape | None = None,
+        *,
+        exact: bool = False,
+        check: CheckRule = difference,
     ) -> None:
         self._make = make
+        self._check = check
         self._tree_shape = tree_shape
         self._exact = exact
         self._programs: dict[tuple[Verifier, str, DraftKind], Program | None] = {}
@@ -255,7 +265,7 @@ class CompiledVerifier:
             return None
         try:
             cases = [inputs(*sizes) for sizes in _COMPARED]
-            found = (difference(each, case, program(flat(case))) for case in cases)
+            found = (self._check(each, case, program(flat(case))) for case in cases)
             wrong = next(filter(None, found), "")
         except Exception as error:
             wrong = f"it fails when it is run: {first_line(error)}"

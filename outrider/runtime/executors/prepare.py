@@ -2,9 +2,10 @@
 
     off     the module as it is
     auto    on a CPU, our kernels for few tokens, and every forward pass of a round one compiled
-            program; on CUDA the same programs, whose launches a CUDA graph captures
+            program; on CUDA the model's own kernels, whose launches a CUDA graph captures
     max     the same, and the compiler tries several ways to multiply, which takes longer; on a CPU
-            our kernels leave it little to try
+            our kernels leave it little to try. On CUDA compiled programs, whose launches a CUDA
+            graph captures
 
 ``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
 draft, a tree or a batch, so that greedy and coupled output equals plain decoding's, token for
@@ -22,18 +23,36 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
 from outrider.runtime.attention_metadata import Nodes
-from outrider.runtime.executors.compile_cache import Missing, compiled_program, when_missing
-from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
+from outrider.runtime.executors.compile_cache import (
+    Missing,
+    Program,
+    ProgramMissingError,
+    compiled_program,
+    first_line,
+    when_missing,
+)
+from outrider.runtime.executors.compiled import (
+    Check,
+    CompiledExecutor,
+    Compiler,
+    SpanRule,
+    check_compile,
+)
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
 from outrider.runtime.executors.fused_draft import DraftPlan
+from outrider.runtime.executors.own_code import own_code
+from outrider.runtime.executors.parity import compare
+from outrider.runtime.executors.traced import TreeForward
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.recurrent import RecurrentModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
+from outrider.runtime.kernels.fused_norms import use_fused_norms
 from outrider.runtime.prefill import unsampled_context
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import DraftParameters
@@ -263,9 +282,13 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
         return
     make: Compiler = partial(compiled_program, own=own, thorough=thorough, device=model.device)
     read: SpanRule = min
+    check: Check = compare
     if model.device.type == "cuda":
-        recorder = CudaRecorder(model.device)
-        make, read = partial(graphed, make=make, record=recorder, name=model.name), rounded_span
+        use_fused_norms(model.module)
+        graphs = partial(graphed, record=CudaRecorder(model.device), name=model.name)
+        compiled = partial(_compiled_if_possible, make=make, name=model.name)
+        make, read = (partial(graphs, make=compiled) if thorough else graphs), rounded_span
+        check = compare if thorough else _no_difference
     eager = model.eager
     model.compiled = CompiledExecutor(
         eager.module,
@@ -275,7 +298,26 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
         read,
         model.exact,
         recording=eager.recording,
+        check=check,
     )
+
+
+def _compiled_if_possible(
+    module: TreeForward, trace: Callable[[], ExportedProgram], *, make: Compiler, name: str
+) -> Program:
+    """The compiled program of a forward pass, or else its own code, after a warning."""
+    try:
+        return make(module, trace)
+    except ProgramMissingError:
+        raise
+    except Exception as error:  # the compiler's own exceptions are of many kinds
+        _warn(f"{name} does not compile, so its own kernels are captured: {first_line(error)}")
+        return own_code(module)
+
+
+def _no_difference(*_: object, **__: object) -> str:
+    """What a model's own code says of its results."""
+    return ""
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:

@@ -43,6 +43,7 @@ class FirstLayersExecutor(CompiledExecutor):
             whole.read,
             first.exact,
             recording=first.recording,
+            check=whole.check,
         )
         self._headless = HeadlessForward(headless.recording(layers), first.spec, layers)
         (self._num_layers,) = layers
@@ -84,6 +85,7 @@ class ResumingExecutor(CompiledExecutor):
             whole.read,
             eager.exact,
             recording=eager.recording,
+            check=whole.check,
         )
         self._rest = ResumedForward(rest.module, rest.spec)
 

@@ -27,6 +27,7 @@ from outrider.runtime.executors.traced_cache import (
     TracedKVCache,
     TracedSeq2SeqCache,
     empty_buffers,
+    halves,
     varying,
 )
 from outrider.runtime.hf.hidden_states import joined, recording_hidden_states
@@ -148,6 +149,15 @@ class TreeForward(nn.Module):
             decoder_logits(module, tokens_BS[:, :1], metadata, cache)
         return states_BSW
 
+    def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments of :meth:`forward`, from the inputs of a program in their order."""
+        moving, buffers = inputs[: self.num_moving], inputs[self.num_moving :]
+        return *self.grouped(moving), *map(list, halves(buffers))
+
+    def grouped(self, moving: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments before the KV buffers."""
+        return *moving[:3], list(moving[3:])
+
     def results(
         self, outputs: Sequence[Tensor], keys: list[Tensor], values: list[Tensor]
     ) -> Sequence[Tensor]:
@@ -207,6 +217,9 @@ class ChainForward(TreeForward):
         span = slot_S.shape[0]
         metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
         return self.run(tokens_BN, metadata, span, keys, values)
+
+    def grouped(self, moving: Sequence[Tensor]) -> tuple[Any, ...]:
+        return tuple(moving)
 
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int

@@ -34,6 +34,9 @@ class SourcesForward(TreeForward):
         """The encoder's output, (B, S, W)."""
         return (self.write_sources(tokens_BS, keys, values),)
 
+    def grouped(self, moving: Sequence[Tensor]) -> tuple[Any, ...]:
+        return tuple(moving)
+
     def results(
         self, outputs: Sequence[Tensor], keys: list[Tensor], values: list[Tensor]
     ) -> Sequence[Tensor]:

@@ -159,6 +159,17 @@ class FusedLogitVerification(nn.Module):
         """All that the program depends on."""
         return f"{self.verifier!r}, {self.sizes}, {self.kind}, {_sources()}"
 
+    @property
+    def num_of_nodes(self) -> int:
+        """How many inputs tell of nodes."""
+        of_tree = (self.kind.tree_shape is not None) + self.reads_queries
+        return 2 + of_tree + self.kind.with_drawn_probs
+
+    def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments of :meth:`forward`, from the inputs of a program in their order."""
+        end = 1 + self.num_of_nodes
+        return inputs[0], list(inputs[1:end]), *inputs[end:]
+
     def forward(
         self, logits_BNV: Tensor, nodes: list[Tensor], of_model_BNV: Tensor | None = None
     ) -> tuple[Tensor, ...]:
@@ -175,6 +186,11 @@ class FusedLogitVerification(nn.Module):
 
 class FusedVerification(FusedLogitVerification):
     """The program of a rule that needs the distribution."""
+
+    def arguments(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        logits_BNV, nodes, *rest = super().arguments(inputs)
+        end = 4 + len(RowParameters._fields)
+        return logits_BNV, nodes, rest[:2], rest[2:4], rest[4:end], *rest[end:]
 
     def forward(  # type: ignore[override]
         self,
