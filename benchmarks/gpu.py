@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:n, or cpu for a rehearsal")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(FOR_GPUS))
+    parser.add_argument("--drafts", nargs="+", metavar="NAME", help="draft models; all by default")
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--gammas", type=int, nargs="+")
     parser.add_argument(
@@ -136,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "notes": [],
     }
     for group in (group for name in options.shapes for group in SHAPES[name]):
+        group = group.among(options.drafts)
         try:
             for row in run(group, settings, device, memory.median, report["notes"]):
                 report["rows"].append(row)

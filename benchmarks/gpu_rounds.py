@@ -28,7 +28,6 @@ from outrider.core import (
     Draft,
     Drawn,
     Needs,
-    Role,
     Stream,
     Verdict,
     match,
@@ -50,19 +49,25 @@ WARM_UP = 8
 """Rounds in which CUDA graphs are captured."""
 
 
+_SUMMED, _SPREAD = 64, 1e3
+"""Logits that are summed, and what turns their sum into a number whose fraction is uniform."""
+
+
 @dataclass(frozen=True)
 class Chance:
-    """Accepts each drafted token with the same probability, until the first rejection."""
+    """Accepts each drafted token with the same probability, until the first rejection. A fraction
+    of logits takes the place of a random number, so that the rule has a program."""
 
     acceptance: float = 0.8
     lossless: ClassVar[bool] = False
+    traceable: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "argmax"
     bound: ClassVar[Bound] = Bound("nothing: an instrument")
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        fits_BD = rng.uniform(Role.ACCEPT, draft.num_nodes - 1) < self.acceptance
-        return match(draft, fits_BD, p_BNV.argmax(-1))
+        u_BD = (_SPREAD * p_BNV[:, :-1, :_SUMMED].float().sum(-1)).abs().frac()
+        return match(draft, u_BD < self.acceptance, p_BNV.argmax(-1))
 
 
 class Free(NoDraft):

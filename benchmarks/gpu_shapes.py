@@ -9,8 +9,8 @@ inflated   the embedded pair with parameters that contribute nothing (benchmarks
 embedded   the embedded pair as it is
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -104,6 +104,11 @@ class Group:
     target: Llama | Inflated | Embedded
     drafts: tuple[Llama | Inflated | Embedded, ...]
     trained: bool = False
+
+    def among(self, names: Sequence[str] | None) -> "Group":
+        """The group with the drafts of these names only, if it has any; None for all."""
+        drafts = tuple(draft for draft in self.drafts if draft.name in (names or ()))
+        return replace(self, drafts=drafts) if drafts else self
 
 
 LLAMA_7B = Llama("Llama-2 7B", 4096, 32, 32, 32, 11008, context=4096)

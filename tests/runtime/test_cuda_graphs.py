@@ -338,7 +338,44 @@ def test_the_recorder_records_as_cuda_wants_it(monkeypatch: pytest.MonkeyPatch) 
     assert events == [*begin, "captured"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@ON_GPU
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_on_a_gpu_what_it_writes_on_a_cpu(method: str) -> None:
+    """By the models' own code in float64, eagerly and captured, greedily and sampled."""
+    row = METHODS[method]
+    options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
+    samplings = [greedy(18)] + [SAMPLED] * (not row.recipe().greedy_only)
+    prompts = ragged_prompts([9, 3, 14])
+    texts = []
+    for device, compile in (("cpu", "off"), ("cuda", "off"), ("cuda", "auto")):
+        target, draft = (worded(seed) for seed in (0, 3))
+        models = [HFModel(m.module.to(device), m.tokenizer) for m in (target, draft)]
+        for model in models:
+            prepare.prepare(model, compile)
+        engine = engine_of(*models, method, 3, options=options, max_batch_size=2)
+        texts.append([token_ids(engine.generate(prompts, each)) for each in samplings])
+    assert texts[0] == texts[1] == texts[2]
+    programs = [p for model in models for p in model.compiled._programs.values()]  # type: ignore[union-attr]
+    assert any(isinstance(p, GraphedProgram) and p.num_captures for p in programs)
+
+
+@ON_GPU
+def test_rules_are_captured_on_a_gpu() -> None:
+    models = [HFModel(tiny_module("llama", seed).cuda()) for seed in (0, 1)]
+    for model in models:
+        prepare.prepare(model, "auto")
+    for method in ("speculative", "block", "top-k-tree"):
+        engine = engine_of(*models, method, 3)
+        engine.generate(ragged_prompts([9, 3]), SAMPLED)
+        assert engine.verification is not None
+        programs = engine.verification._programs.values()
+        assert any(isinstance(p, GraphedProgram) and p.num_captures for p in programs), method
+
+
+@ON_GPU
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [greedy(30), SAMPLED], ids=["greedy", "sampled"])
 def test_a_gpu_writes_the_same_text_with_recorded_graphs(sampling: Sampling) -> None:
