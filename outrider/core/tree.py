@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core.recording import is_recorded
-
 
 class TreeTensors(NamedTuple):
     """The structure of B equal trees of N nodes.
@@ -31,7 +29,8 @@ class TreeTensors(NamedTuple):
 
 def tree_tensors(parents: tuple[int, ...], B: int, device: torch.device) -> TreeTensors:
     """The structure of trees with these parents, that of the root being -1. Read-only."""
-    make = _tree_tensors if is_recorded() else _cached_tree_tensors
+    # where operators are captured, the first run has made them: they are copies from the host
+    make = _tree_tensors if torch.compiler.is_compiling() else _cached_tree_tensors
     return make(parents, B, device)
 
 

@@ -47,6 +47,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.core import (
     Bound,
@@ -126,7 +127,7 @@ class Joint:
         if self.quantity == "step" and N > 1:
             log_Q_BN = _required(draft.step_probs_BN, "quantity='step'", "search steps").log()
         good_BN = draft.mask_BN & passes(log_P_BN - log_Q_BN, self.tau)
-        good_BN[:, 0] = True  # the empty prefix
+        good_BN[:, 0].fill_(True)  # the empty prefix
         depth_N = torch.arange(N, device=p_BNV.device)
         num_accepted_B = torch.where(good_BN, depth_N, 0).amax(1)
         p_BV = p_BNV[torch.arange(B, device=p_BNV.device), num_accepted_B]
@@ -197,8 +198,7 @@ def _log_softmax(draft: Draft, logits_BNV: Tensor) -> Tensor:
 
 def _sums(draft: Draft, log_BN: Tensor) -> Tensor:
     """Sums along the path from the root to each node; 0 at the root."""
-    log_BN = log_BN.clone()
-    log_BN[:, 0] = 0.0
+    log_BN = pad(log_BN[:, 1:], (1, 0))
     if draft.is_chain:
         return log_BN.cumsum(1)
     return torch.where(draft.ancestors_BNN, log_BN[:, None, :], 0.0).sum(2)

@@ -64,7 +64,7 @@ class Mtad:
         log_P_BN, log_Q_BN = path_logs(draft, p_BNV)
         log_ratio_BN = log_P_BN - self.best_of_depth(draft, log_Q_BN)
         good_BN = draft.mask_BN & passes(log_ratio_BN, self.tau)
-        good_BN[:, 0] = True  # the empty prefix
+        good_BN[:, 0].fill_(True)  # the empty prefix
 
         depth_BN = torch.where(good_BN, draft.depth_BN, -1)
         deepest_B1 = depth_BN.amax(1, keepdim=True)

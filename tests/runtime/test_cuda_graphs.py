@@ -7,6 +7,7 @@ own code, or traced programs, run by torch.
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.traced import TreeForward
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
+LONG = replace(SAMPLED, max_new_tokens=40)
 
 
 class Recording:
@@ -254,6 +256,29 @@ def test_every_method_writes_the_same_text_by_captured_code(method: str) -> None
     assert sum(graph.num_captures for graph in made) > 1
 
 
+@pytest.mark.parametrize(
+    "method", ["specinfer", "sequoia", "top-k-tree", "traversal", "eagle3-tree", "mjsd", "mtad"]
+)
+def test_rules_for_trees_and_searches_decide_the_same_when_captured(method: str) -> None:
+    texts, made = [], list[GraphedProgram]()
+    for captured in (False, True):
+        engine = engine_of(tiny(num_hidden_layers=3), tiny(seed=1), method, 8, max_batch_size=2)
+        if captured:
+            made = captured_on_tape(engine)
+        prompts = ragged_prompts([9, 3, 14])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            texts.append([token_ids(engine.generate(prompts, each)) for each in (greedy(40), LONG)])
+    assert texts[0] == texts[1]
+    assert engine.verification is not None
+    sampled = [
+        p for (rule, *_), p in engine.verification._programs.items() if rule.needs != "argmax"
+    ]
+    assert all(isinstance(program, GraphedProgram) and program.num_captures for program in sampled)
+    assert sampled
+    assert made
+
+
 def test_a_loop_of_unknown_length_is_not_captured() -> None:
     """The program goes on as it is, without a warning."""
     calls: list[int] = []
@@ -336,6 +361,8 @@ def test_the_recorder_records_as_cuda_wants_it(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ZeroDivisionError):
         record(lambda: [numbers(1 / 0)])
     assert events == [*begin, "captured"]
+    record(list)  # in other memory, since torch allows no other capture in the same
+    assert ((8, 0), "thread_local") in events
 
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -358,7 +385,8 @@ def test_every_method_writes_on_a_gpu_what_it_writes_on_a_cpu(method: str) -> No
         engine = engine_of(*models, method, 3, options=options, max_batch_size=2)
         texts.append([token_ids(engine.generate(prompts, each)) for each in samplings])
     assert texts[0] == texts[1] == texts[2]
-    programs = [p for model in models for p in model.compiled._programs.values()]  # type: ignore[union-attr]
+    own = engine.target, *engine.drafter.capabilities.models
+    programs = [p for model in own if model.compiled for p in model.compiled._programs.values()]
     assert any(isinstance(p, GraphedProgram) and p.num_captures for p in programs)
 
 
@@ -367,7 +395,7 @@ def test_rules_are_captured_on_a_gpu() -> None:
     models = [HFModel(tiny_module("llama", seed).cuda()) for seed in (0, 1)]
     for model in models:
         prepare.prepare(model, "auto")
-    for method in ("speculative", "block", "top-k-tree"):
+    for method in ("speculative", "block", "suffix"):
         engine = engine_of(*models, method, 3)
         engine.generate(ragged_prompts([9, 3]), SAMPLED)
         assert engine.verification is not None

@@ -33,6 +33,16 @@ def test_queries_turn_as_those_of_transformers(rope: dict[str, object]) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_frequencies_move_to_the_device_of_the_positions() -> None:
+    """MUT: if they stayed, each pass would copy them, which a CUDA graph cannot capture."""
+    rotary = RotaryEmbedding(LlamaConfig(head_dim=8))
+    position_12 = torch.zeros(1, 2, dtype=torch.int64)
+    assert rotary(position_12, torch.float32).cos_BNC.device.type == "cpu"
+    for _ in range(2):
+        assert rotary(position_12.to("meta"), torch.float32).cos_BNC.is_meta
+        assert rotary._embedding.inv_freq.is_meta
+
+
 def test_angles_keep_their_precision_when_a_network_is_cast() -> None:
     """MUT: as a module, the frequencies would be rounded to bfloat16 with the weights."""
     network = tiny_block_head(target_of()).network

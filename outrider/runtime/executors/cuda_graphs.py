@@ -12,6 +12,7 @@ forward pass's own span.
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +53,7 @@ class CudaRecorder:
 
     ``torch.cuda.graph`` would do the same, but gives back all cached memory before each capture.
     Allocating it anew takes longer than the capture, and KV buffers would get other addresses.
+    After a capture that fails, torch allows no other in the same memory: the next ones get another.
 
     Args:
         device: the GPU.
@@ -73,8 +75,12 @@ class CudaRecorder:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 results = run()
-            finally:
                 graph.capture_end()
+            except BaseException:
+                self._pool = None
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
         here.wait_stream(self._stream)
         return graph.replay, results
 

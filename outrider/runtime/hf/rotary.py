@@ -28,7 +28,8 @@ class Rotation(NamedTuple):
 class RotaryEmbedding:
     """Rotations by position, of whatever type the config names (``rope_parameters``).
 
-    Not a module: its frequencies stay in float32 when a network around it is cast.
+    Not a module: its frequencies stay in float32 when a network around it is cast. They move to the
+    device of the positions.
 
     Args:
         config: the config of a decoder with rotary positions.
@@ -36,8 +37,12 @@ class RotaryEmbedding:
 
     def __init__(self, config: PretrainedConfig) -> None:
         self._embedding = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+        self._device = torch.device("cpu")
 
     def __call__(self, position_BN: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotations at these positions, in this dtype."""
-        like = torch.empty(0, dtype=dtype, device=position_BN.device)
+        device = position_BN.device
+        if self._device != device:
+            self._embedding, self._device = self._embedding.to(device), device
+        like = torch.empty(0, dtype=dtype, device=device)
         return Rotation(*self._embedding(like, position_BN))
