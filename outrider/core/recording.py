@@ -2,14 +2,16 @@
 
 Code that is recorded runs once, on examples, and its operators run again on other numbers. It may
 therefore neither read a number from a tensor, nor keep a tensor for later, since a captured
-operator has not computed anything yet.
+operator has not computed anything yet. A captured operator reads its inputs by their addresses, so
+that they must live as long as the capture.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import local
 
 import torch
+from torch import Tensor
 
 
 class CaptureError(RuntimeError):
@@ -17,7 +19,7 @@ class CaptureError(RuntimeError):
 
 
 class _Thread(local):
-    captures = False
+    kept: list[Tensor] | None = None
 
 
 _THREAD = _Thread()
@@ -25,19 +27,27 @@ _THREAD = _Thread()
 
 def is_captured() -> bool:
     """Whether this thread captures the operators that it runs."""
-    return _THREAD.captures
+    return _THREAD.kept is not None
 
 
 def is_recorded() -> bool:
     """Whether the operators that this thread runs are traced or captured."""
-    return _THREAD.captures or torch.compiler.is_compiling()
+    return is_captured() or torch.compiler.is_compiling()
+
+
+def keep_for_capture(tensors: Iterable[Tensor]) -> None:
+    """Lets tensors that were made before live as long as the capture that this thread makes, if it
+    makes one. Needed where nothing else that the capture keeps holds them, as with a cache."""
+    if _THREAD.kept is not None:
+        _THREAD.kept += tensors
 
 
 @contextmanager
-def capturing() -> Iterator[None]:
-    """Says that this thread captures the operators that it runs within the context."""
-    before, _THREAD.captures = _THREAD.captures, True
+def capturing() -> Iterator[list[Tensor]]:
+    """Says that this thread captures the operators that it runs within the context; yields the list
+    of the tensors that must live as long as the capture."""
+    before, _THREAD.kept = _THREAD.kept, []
     try:
-        yield
+        yield _THREAD.kept
     finally:
-        _THREAD.captures = before
+        _THREAD.kept = before

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.core.recording import keep_for_capture
+
 
 class TreeTensors(NamedTuple):
     """The structure of B equal trees of N nodes.
@@ -31,7 +33,9 @@ def tree_tensors(parents: tuple[int, ...], B: int, device: torch.device) -> Tree
     """The structure of trees with these parents, that of the root being -1. Read-only."""
     # where operators are captured, the first run has made them: they are copies from the host
     make = _tree_tensors if torch.compiler.is_compiling() else _cached_tree_tensors
-    return make(parents, B, device)
+    found = make(parents, B, device)
+    keep_for_capture(found)
+    return found
 
 
 def _tree_tensors(parents: tuple[int, ...], B: int, device: torch.device) -> TreeTensors:

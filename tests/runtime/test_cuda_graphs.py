@@ -4,11 +4,13 @@ Without a GPU: the recorder is a tape of operators (``operator_tape.py``), the g
 own code, or traced programs, run by torch.
 """
 
+import gc
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from outrider.core.chain import cached_arange
 from outrider.core.errors import OutriderWarning
 from outrider.core.recording import capturing
 from outrider.core.repeat import apply_if
+from outrider.core.tree import _cached_tree_tensors, tree_tensors
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.head_model import HeadModel
 from outrider.methods import METHODS
@@ -304,6 +307,28 @@ def test_steps_that_are_captured_are_always_computed_and_kept_where_wanted() -> 
     for value, wanted in ((3, 6), (4, 8), (1, 1), (2, 4), (0, 0)):
         assert graph([numbers(value)])[0].tolist() == [wanted]
     assert graph.num_captures == 1
+
+
+def test_tensors_that_captured_code_reads_live_as_long_as_the_capture() -> None:
+    """MUT: a cache might let them go, and others' numbers would lie at their addresses."""
+    parents = (-1, 0, 0, 1, 2)
+
+    def depths(inputs: list[Tensor]) -> list[Tensor]:
+        return [tree_tensors(parents, 1, inputs[0].device).depth_BN + inputs[0]]
+
+    def record_by_addresses(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], Any]:
+        return (lambda: None), run()
+
+    graph = GraphedProgram(depths, None, record_by_addresses, "toy")
+    for _ in range(2):
+        graph([numbers(1.0)])
+    read = ref(tree_tensors(parents, 1, torch.device("cpu")).depth_BN)
+    _cached_tree_tensors.cache_clear()
+    gc.collect()
+    assert read() is not None
+    del graph
+    gc.collect()
+    assert read() is None
 
 
 def test_captured_code_keeps_no_tensor_that_is_not_computed_yet() -> None:

@@ -138,8 +138,7 @@ class GraphedProgram:
         self, record: Recorder, moving: list[Tensor], buffers: list[Tensor]
     ) -> "_Capture | None":
         try:
-            with capturing():
-                return _Capture(self._program, moving, buffers, record)
+            return _Capture(self._program, moving, buffers, record)
         except CaptureError:
             self._record = None
             return None
@@ -162,7 +161,8 @@ class _Capture:
         self, program: Program, moving: list[Tensor], buffers: list[Tensor], record: Recorder
     ) -> None:
         self._inputs = [each.clone() for each in moving]
-        self._replay, self._results = record(lambda: program([*self._inputs, *buffers]))
+        with capturing() as self._kept:
+            self._replay, self._results = record(lambda: program([*self._inputs, *buffers]))
 
     def __call__(self, moving: list[Tensor]) -> list[Tensor]:
         for held, given in zip(self._inputs, moving, strict=True):
