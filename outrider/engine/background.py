@@ -7,7 +7,8 @@ compiles them before anything else, and the engine takes them over before any pr
 A program must not change an output. Programs of an exact model's forward passes compute the same
 bits as the model, so they are taken over between any two rounds. All others round elsewhere, so
 they are taken over while no request runs, as are the kernels: each output comes from one arithmetic
-throughout.
+throughout. Where requests overlap for a minute, so that some request runs at any time, new ones
+wait until those that run have ended: once for the kernels, and once for all programs together.
 """
 
 import json
@@ -36,6 +37,12 @@ MOST_PROCESSES = 3
 """Each loads the models for itself."""
 
 _PATIENCE = 5.0  # seconds in which a process ends by itself
+
+_LONGEST_WAIT = 60.0
+"""Seconds that what is compiled waits for a moment without requests before new requests wait."""
+
+_LONGEST_HOLD = 300.0
+"""Seconds for which new requests wait at most: another engine on the same models may never end."""
 
 News = dict[str, Any]
 """What a process tells: see ``compiler_process.py``."""
@@ -73,6 +80,7 @@ class BackgroundCompiler:
         self._waiting = {stage.number: stage for stage in todo}
         self._news: deque[News] = deque()
         self._ready: list[Stage] = []
+        self._waits_since: float | None = None
         self.num_programs = len(self._waiting)
         self._threads = []
         for _ in range(num_processes):
@@ -98,6 +106,15 @@ class BackgroundCompiler:
         """Whether some process still compiles."""
         return self.num_running > 0
 
+    @property
+    def waits_for_idle(self) -> bool:
+        """Whether new requests should wait until those that run have ended, so that programs can be
+        taken over."""
+        if self._waits_since is None:
+            return False
+        waited = time.monotonic() - self._waits_since
+        return _LONGEST_WAIT <= waited < _LONGEST_WAIT + _LONGEST_HOLD
+
     def wait(self, seconds: float | None = None) -> None:
         """Waits until the processes have ended; at most so many seconds."""
         ends = None if seconds is None else time.monotonic() + seconds
@@ -117,7 +134,12 @@ class BackgroundCompiler:
                 warnings.warn(news["warning"], OutriderWarning, stacklevel=2)
             elif "compiled" in news and (stage := self._waiting.pop(news["compiled"], None)):
                 self._ready.append(stage)
-        if KERNELS in self._waiting or (not idle and KERNELS in map(_number, self._ready)):
+        has_kernels = KERNELS in map(_number, self._ready)
+        if idle or not (has_kernels or (self._ready and not self.is_running)):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = time.monotonic()
+        if KERNELS in self._waiting or (not idle and has_kernels):
             return  # programs call them
         taken = sorted((stage for stage in self._ready if idle or stage.exact), key=_number)
         for stage in taken:

@@ -466,6 +466,7 @@ class Engine:
             self._memory,
             self.prefixes,
             self._around_step,
+            lambda: self._programs.wait_for_idle,
         )
         self._programs.add(scheduler)
         return scheduler

@@ -13,7 +13,7 @@ added or aborted before it: the same calls in the same order give the same outpu
 import traceback
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
 from pathlib import Path
@@ -65,6 +65,7 @@ class Scheduler:
         memory: the bound of the KV buffers; None sets none.
         prefixes: the prefix cache, which is dropped where memory runs out; None without one.
         around_step: called before each step; the step runs within the context that it returns.
+        holds_back: whether requests whose output has not begun wait for those that run to end.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Scheduler:
         memory: KVMemory | None = None,
         prefixes: PrefixCache | None = None,
         around_step: Callable[[], AbstractContextManager[object]] = nullcontext,
+        holds_back: Callable[[], bool] = lambda: False,
     ) -> None:
         self._around_step = around_step
+        self._holds_back = holds_back
         self._make_row = make_row
         self._kind_of = kind_of
         self._make_batch = make_batch
@@ -202,9 +205,16 @@ class Scheduler:
     def _first_waiting(self, most: int) -> dict[BatchKind, list[Row]]:
         """The rows that have waited longest, by kind, in the order of their arrival."""
         by_kind: dict[BatchKind, list[Row]] = {}
-        for row in islice(self._waiting.values(), most):
+        for row in islice(self._admissible(), most):
             by_kind.setdefault(self._kind_of(row.request), []).append(row)
         return by_kind
+
+    def _admissible(self) -> Iterable[Row]:
+        """The rows that may be admitted, in the order of their arrival."""
+        rows = self._waiting.values()
+        if self._batches and self._holds_back():
+            return [row for row in rows if row.token_ids]
+        return rows
 
     def _within_bound(self, rows: list[Row]) -> int:
         """How many of the rows, at least one, share passes within the bound on prompt tokens per

@@ -39,6 +39,13 @@ class SharedPrograms:
         with self._lock:
             return list(self._schedulers)
 
+    @property
+    def wait_for_idle(self) -> bool:
+        """Whether programs have waited long for a moment without requests, so that new ones should
+        wait for it."""
+        compiler = self.compiler
+        return compiler is not None and compiler.waits_for_idle
+
     def take_over(self) -> None:
         """Loads programs that were compiled in the background; called between two rounds."""
         if self.compiler is None:

@@ -139,6 +139,65 @@ def test_programs_that_round_elsewhere_wait_until_no_request_runs() -> None:
     assert engine.compiler is None
 
 
+class Clock:
+    """The time of ``background.py``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(background.time, "monotonic", lambda: self.now)
+
+
+def overlapping(
+    engine: Engine, clock: Clock, each: float, num: int, found: BackgroundCompiler | None = None
+) -> list[tuple[int, ...]]:
+    """Outputs of requests each of which arrives before the one before it has ended, with so many
+    seconds between two steps. The engine gets the compiler after the first step."""
+    scheduler, outputs = engine.new_scheduler(), dict[int, tuple[int, ...]]()
+    prompts = ragged_prompts([9] * num)
+    lengths = [8 if number % 2 else 13 for number in range(num)]  # no two end together
+    pairs = zip(prompts, lengths, strict=True)
+    requests = [engine.request(prompt, greedy(length)) for prompt, length in pairs]
+    ids = [scheduler.add(requests[0]), scheduler.add(requests[1])]
+    while len(outputs) < num:
+        clock.now += each
+        steps = scheduler.step()
+        if found is not None:
+            engine.compiler, found = found, None
+        for progress in steps:
+            if progress.row.over:
+                outputs[progress.request_id] = tuple(progress.row.token_ids)
+                if len(ids) < num:
+                    ids.append(scheduler.add(requests[len(ids)]))
+    return [outputs[number] for number in ids]
+
+
+def test_requests_that_overlap_wait_once_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a moment in which no request runs, new requests wait for it after a minute."""
+    plain = overlapping(engine_with(Cache()), Clock(monkeypatch), 0.0, 12)
+    for seconds, taken in ((0.1, False), (30.0, True)):
+        cache = Cache()
+        engine = engine_with(cache)
+        missing = load_compiled(engine)
+        cache.filled = True
+        found = compiler(missing, all_of(engine))
+        assert overlapping(engine, Clock(monkeypatch), seconds, 12, found) == plain
+        assert (engine.compiler is None) == taken  # exact ones in any case
+
+
+def test_new_requests_wait_for_so_long_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine's request may never end."""
+    clock, cache = Clock(monkeypatch), Cache()
+    engine = engine_with(cache)
+    found = compiler(load_compiled(engine), all_of(engine))
+    for seconds, waits in ((0, False), (59, False), (61, True), (359, True), (361, False)):
+        clock.now = float(seconds)
+        found.take_over(idle=False)
+        assert found.waits_for_idle == waits, seconds
+    cache.filled = True
+    found.take_over(idle=True)
+    assert not found.waits_for_idle
+
+
 def test_engines_of_other_methods_wait_for_each_other_and_share_the_programs() -> None:
     cache = Cache()
     engine = engine_with(cache)
