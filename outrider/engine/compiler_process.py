@@ -185,7 +185,7 @@ def compile_programs(arguments: Mapping[str, Any], tell: Tell, *, layers: bool =
     """
     import torch
 
-    from outrider.engine.loading import build
+    from outrider.engine.building import build
     from outrider.engine.warming import layers_of, make, programs_of
     from outrider.runtime.executors.compile_cache import Missing
 

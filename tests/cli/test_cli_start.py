@@ -49,7 +49,7 @@ def test_the_embedded_pair_is_named_too(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.engine.loading.load_model", stop)
+    monkeypatch.setattr("outrider.engine.building.load_model", stop)
     done = run(command)
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
     assert shown == ["importing torch and transformers", "loading target embedded"]

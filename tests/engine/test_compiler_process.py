@@ -14,7 +14,7 @@ from tiny_models import byte_tokenizer, tiny_module
 
 from outrider.cli import start
 from outrider.cli.options.models import Models
-from outrider.engine import Engine, compiler_process, loading, warming
+from outrider.engine import Engine, building, compiler_process, loading, warming
 from outrider.engine.background import compiler_at_hand
 from outrider.engine.warming import Stage
 from outrider.runtime import load_model
@@ -34,7 +34,7 @@ def test_compiles_what_no_other_process_compiles_and_awaits_the_rest(
         made.append((number, choice))
 
     stages = [Stage(str(n), lambda n=n: make(n), False, n) for n in range(3)]  # type: ignore[misc]
-    monkeypatch.setattr(loading, "build", lambda **settings: settings)
+    monkeypatch.setattr(building, "build", lambda **settings: settings)
     monkeypatch.setattr(warming, "programs_of", lambda engine: stages if engine else [])
     told: list[dict[str, int]] = []
     compiler_process.compile_programs({"target": "t"}, lambda **document: told.append(document))
@@ -51,7 +51,7 @@ def test_layers_are_compiled_first_where_they_are_asked_for(
     layers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = lambda: None  # noqa: E731
-    monkeypatch.setattr(loading, "build", lambda **settings: settings)
+    monkeypatch.setattr(building, "build", lambda **settings: settings)
     monkeypatch.setattr(warming, "programs_of", lambda _: [Stage("pass", nothing, False, 0)])
     monkeypatch.setattr(warming, "layers_of", lambda _: [Stage("layers", nothing, False, 1)])
     told: list[int] = []

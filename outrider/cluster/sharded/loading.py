@@ -13,7 +13,7 @@ from outrider.cluster.sharded.remote_draft import RankZeroModel
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import check_choice, shown
 from outrider.drafters.heads.kinds import format_of
-from outrider.engine.loading import EMBEDDED, found
+from outrider.engine.building import EMBEDDED, found
 from outrider.engine.loading import load as load_engine
 from outrider.engine.settings import AUTO
 from outrider.methods import find_method
