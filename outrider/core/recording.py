@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import local
 
-import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 
 class CaptureError(RuntimeError):
@@ -32,7 +32,7 @@ def is_captured() -> bool:
 
 def is_recorded() -> bool:
     """Whether the operators that this thread runs are traced or captured."""
-    return is_captured() or torch.compiler.is_compiling()
+    return _THREAD.kept is not None or is_compiling()
 
 
 def keep_for_capture(tensors: Iterable[Tensor]) -> None:
