@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core.recording import is_recorded
+from outrider.core.recording import CAPTURE
 
 Step = Callable[[Sequence[Tensor]], Tensor]
 """From the tokens so far, root first, each (B,), to the logits after the last one, (B, V)."""
@@ -52,7 +52,8 @@ class ChainTensors(NamedTuple):
 
 def chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
     """The structure of B full chains of N nodes. Read-only."""
-    make = _chain_tensors if is_recorded() else _cached_chain_tensors
+    is_recorded = CAPTURE.kept is not None or torch.compiler.is_compiling()
+    make = _chain_tensors if is_recorded else _cached_chain_tensors
     return make(B, N, device)
 
 
@@ -64,7 +65,8 @@ def chain_tensors_like(tokens_BN: Tensor) -> ChainTensors:
 
 def cached_arange(num: int, device: torch.device, step: int = 1) -> Tensor:
     """The first ``num`` multiples of ``step``, starting at 0, shape (num,). Read-only."""
-    make = _arange if is_recorded() else _cached_arange
+    is_recorded = CAPTURE.kept is not None or torch.compiler.is_compiling()
+    make = _arange if is_recorded else _cached_arange
     return make(num, device, step)
 
 

@@ -18,36 +18,38 @@ class CaptureError(RuntimeError):
     """The code that runs cannot be captured in a CUDA graph."""
 
 
-class _Thread(local):
+class _Capture(local):
     kept: list[Tensor] | None = None
 
 
-_THREAD = _Thread()
+CAPTURE = _Capture()
+"""The capture that this thread makes: ``kept`` holds the tensors that must live as long as it, and
+is None where there is no capture. Rounds ask dozens of times, so that a call is too much there."""
 
 
 def is_captured() -> bool:
     """Whether this thread captures the operators that it runs."""
-    return _THREAD.kept is not None
+    return CAPTURE.kept is not None
 
 
 def is_recorded() -> bool:
     """Whether the operators that this thread runs are traced or captured."""
-    return _THREAD.kept is not None or is_compiling()
+    return CAPTURE.kept is not None or is_compiling()
 
 
 def keep_for_capture(tensors: Iterable[Tensor]) -> None:
     """Lets tensors that were made before live as long as the capture that this thread makes, if it
     makes one. Needed where nothing else that the capture keeps holds them, as with a cache."""
-    if _THREAD.kept is not None:
-        _THREAD.kept += tensors
+    if CAPTURE.kept is not None:
+        CAPTURE.kept += tensors
 
 
 @contextmanager
 def capturing() -> Iterator[list[Tensor]]:
     """Says that this thread captures the operators that it runs within the context; yields the list
     of the tensors that must live as long as the capture."""
-    before, _THREAD.kept = _THREAD.kept, []
+    before, CAPTURE.kept = CAPTURE.kept, []
     try:
-        yield _THREAD.kept
+        yield CAPTURE.kept
     finally:
-        _THREAD.kept = before
+        CAPTURE.kept = before

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.lengths import to_device
-from outrider.core.recording import is_recorded
+from outrider.core.recording import CAPTURE
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -123,7 +123,7 @@ class Stream:
 
     @cached_property
     def _here_B1(self) -> Tensor:
-        if self.key_B.device.type == "cpu" and not is_recorded():
+        if self.key_B.device.type == "cpu" and not _is_recorded():
             spread_B = self.position_B.numpy() * _GOLDEN
             return torch.from_numpy(_folded(self.key_B.numpy(), spread_B)[:, None])
         return fold(self.key_B, self.position_B)[:, None]
@@ -176,7 +176,7 @@ class Stream:
         they run.
         """
         part_BJ = number_BJ + (int(role) << _ROLE_SHIFT)
-        if is_recorded():
+        if _is_recorded():
             return fold(self._here_B1, part_BJ)
         is_small = part_BJ.device.type == "cpu" and part_BJ.numel() <= _MOST_BY_NUMPY
         return (fold_by_numpy if is_small else fold)(self._here_B1, part_BJ)
@@ -241,10 +241,14 @@ class UpcomingUniforms:
         return key_B.shape[0] <= most
 
 
+def _is_recorded() -> bool:
+    return CAPTURE.kept is not None or torch.compiler.is_compiling()
+
+
 def _require_not_recording() -> None:
     """Raises NotImplementedError while operators are recorded: the compiler would inline the hash
     of every uniform number, again and again."""
-    if is_recorded():
+    if _is_recorded():
         raise NotImplementedError("random numbers cannot be generated inside a recorded program")
 
 

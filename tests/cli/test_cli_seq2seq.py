@@ -14,7 +14,7 @@ from outrider.cli import app
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = byte_tokenizer()
-    module = tiny_seq2seq_module("t5", 2, 0.5, vocab_size=len(tokenizer), eos_token_id=0)
+    module = tiny_seq2seq_module("t5", 2, vocab_size=len(tokenizer), eos_token_id=0)
     module.lm_head.weight = module.shared.weight
     path: Path = tmp_path_factory.mktemp("t5")
     module.save_pretrained(path)

@@ -34,7 +34,7 @@ SOURCES = ["def f(x):\n", "print(hello world)", "x"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved T5 with a tokenizer; token 0 begins and ends a text."""
     tokenizer = byte_tokenizer()
-    module = tiny_seq2seq_module("t5", 2, 0.5, vocab_size=len(tokenizer), eos_token_id=0)
+    module = tiny_seq2seq_module("t5", 2, vocab_size=len(tokenizer), eos_token_id=0)
     module.lm_head.weight = module.shared.weight  # as its class saves it
     path: Path = tmp_path_factory.mktemp("t5")
     module.save_pretrained(path)
