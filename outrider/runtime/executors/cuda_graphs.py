@@ -32,7 +32,8 @@ Replay = Callable[[], None]
 Key = tuple[tuple[object, ...], ...]
 _FIRST_SPAN = 256
 _PER_OCTAVE = 4
-_MOST_CAPTURES = 32
+_MOST_CAPTURES = 128
+"""Sizes that are remembered: batch sizes, numbers of query tokens and spans of a busy server."""
 
 
 class Recorder(Protocol):
