@@ -33,7 +33,7 @@ from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.head_model import HeadModel
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
-from outrider.runtime.executors import prepare
+from outrider.runtime.executors import cuda_graphs, prepare
 from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.cuda_graphs import (
@@ -140,6 +140,20 @@ def test_the_oldest_recordings_are_let_go() -> None:
             assert torch.equal(graph([torch.ones(num), buffer_S])[0], torch.full((num,), 6.0))
     assert graph.num_captures <= 128
     assert torch.equal(graph([torch.ones(1), buffer_S])[0], numbers(6.0))
+
+
+def test_captures_hold_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are let go, and inputs that would take an eighth of it are not captured."""
+    monkeypatch.setattr(cuda_graphs, "_MOST_BYTES", 1024)
+    graph, buffer_S = GraphedProgram(doubling([]), 1, record_on_tape, "toy"), torch.zeros(64)
+    for num in (*range(20, 60), 3):
+        for _ in range(3):
+            assert torch.equal(graph([torch.ones(num), buffer_S])[0], torch.full((num,), 6.0))
+        held = sum(capture.num_bytes for capture in graph._captures.values() if capture)
+        assert held == graph._num_bytes <= 1024
+        if num > 32:
+            assert not list(graph._captures.values())[-1]
+    assert graph.num_captures > 1
 
 
 def test_what_cannot_be_recorded_goes_on_after_one_warning() -> None:

@@ -35,6 +35,9 @@ _PER_OCTAVE = 4
 _MOST_CAPTURES = 128
 """Sizes that are remembered: batch sizes, numbers of query tokens and spans of a busy server."""
 
+_MOST_BYTES = 2**30
+"""Bytes of inputs and results that the captures of a program hold: logits above all."""
+
 
 class Recorder(Protocol):
     """Captures kernel launches."""
@@ -111,6 +114,7 @@ class GraphedProgram:
         self._record: Recorder | None = record
         self._name = name
         self._captures: OrderedDict[Key, _Capture | None] = OrderedDict()
+        self._num_bytes = 0
 
     @property
     def num_captures(self) -> int:
@@ -131,32 +135,45 @@ class GraphedProgram:
             capture = self._captured(self._record, moving, buffers)
         self._captures[key] = capture
         self._captures.move_to_end(key)
-        if len(self._captures) > _MOST_CAPTURES:
-            self._captures.popitem(last=False)
+        while len(self._captures) > _MOST_CAPTURES or self._num_bytes > _MOST_BYTES:
+            _, oldest = self._captures.popitem(last=False)
+            self._num_bytes -= 0 if oldest is None else oldest.num_bytes
         return self._program(inputs) if capture is None else capture(moving)
 
     def _captured(
         self, record: Recorder, moving: list[Tensor], buffers: list[Tensor]
     ) -> "_Capture | None":
+        """A capture of these sizes; None where there cannot be one, or where it would take much of
+        the memory that all may take."""
+        if sum(each.nbytes for each in moving) > _MOST_BYTES // 8:
+            return None
         try:
-            return _Capture(self._program, moving, buffers, record)
+            found = _Capture(self._program, moving, buffers, record)
+            self._num_bytes += found.num_bytes
+            return found
         except CaptureError:
             self._record = None
             return None
         except RuntimeError as error:
-            self._record = None
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            warnings.warn(
-                f"{self._name} has no CUDA graph, so its kernels are launched one by one: "
-                f"{text[0]}",
-                OutriderWarning,
-                stacklevel=2,
-            )
+            self._warn_of(error)
             return None
+
+    def _warn_of(self, error: RuntimeError) -> None:
+        self._record = None
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(
+            f"{self._name} has no CUDA graph, so its kernels are launched one by one: {text[0]}",
+            OutriderWarning,
+            stacklevel=4,
+        )
 
 
 class _Capture:
-    """The captured launches of one program, for inputs of fixed sizes and fixed KV buffers."""
+    """The captured launches of one program, for inputs of fixed sizes and fixed KV buffers.
+
+    Attributes:
+        num_bytes: of the inputs and results that it holds.
+    """
 
     def __init__(
         self, program: Program, moving: list[Tensor], buffers: list[Tensor], record: Recorder
@@ -164,6 +181,7 @@ class _Capture:
         self._inputs = [each.clone() for each in moving]
         with capturing() as self._kept:
             self._replay, self._results = record(lambda: program([*self._inputs, *buffers]))
+        self.num_bytes = sum(each.nbytes for each in (*self._inputs, *self._results))
 
     def __call__(self, moving: list[Tensor]) -> list[Tensor]:
         for held, given in zip(self._inputs, moving, strict=True):
