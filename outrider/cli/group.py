@@ -5,12 +5,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from outrider.cli.errors import INTERRUPTED, report, say
 from outrider.cli.help import Helpful, paragraphs
@@ -90,7 +92,12 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         each.name: each.annotation for each in taken if is_dataclass(each.annotation)
     }
     given = [
-        inspect.Parameter(field.name, each.KEYWORD_ONLY, default=_default(field), annotation=kind)
+        inspect.Parameter(
+            field.name,
+            each.KEYWORD_ONLY,
+            default=_default(field),
+            annotation=_named(kind, field.name),
+        )
         for each in taken
         for field, kind in (
             [(field, field.type) for field in fields(classes[each.name])]
@@ -109,6 +116,18 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in given}
     return command
+
+
+def _named(annotation: Any, name: str) -> Any:
+    """The annotation of an option with its name, which typer 0.27 loses where several options of a
+    command, or a command and another one, share an annotation."""
+    kind, *others = get_args(annotation) or (annotation,)
+    option = next((each for each in others if isinstance(each, OptionInfo)), None)
+    if option is None or option.param_decls or option.default is not ... or kind is bool:
+        return annotation
+    named = copy(option)
+    named.param_decls = (f"--{name.replace('_', '-')}",)
+    return Annotated[kind, named]
 
 
 def _default(parameter: Any) -> Any:

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Annotated, get_args
 
 import pytest
+import typer
 from typer.testing import Result
 
 import outrider
@@ -93,3 +95,15 @@ def test_defaults_equal_those_of_the_python_interface() -> None:
 )
 def test_errors_name_flags_instead_of_python_parameters(python: str, terminal: str) -> None:
     assert as_flags(python) == terminal
+
+
+def test_options_say_their_names_themselves() -> None:
+    """Typer 0.27 loses the names of options that share an annotation."""
+    kind = Annotated[str, typer.Option(help="A value.")]
+    flag = Annotated[bool, typer.Option(help="A switch.")]
+
+    def command(first_one: kind = "a", second: kind = "b", on: flag = False) -> None: ...  # type: ignore[valid-type]
+
+    parameters = inspect.signature(expanded(command)).parameters
+    names = {name: get_args(each.annotation)[1].param_decls for name, each in parameters.items()}
+    assert names == {"first_one": ("--first-one",), "second": ("--second",), "on": ()}
