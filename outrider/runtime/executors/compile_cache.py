@@ -35,7 +35,7 @@ from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.compiler_units import units_side_by_side
 from outrider.runtime.executors.eager import decoder_logits
-from outrider.runtime.executors.export import attention_of_any_span, quick_tracing
+from outrider.runtime.executors.export import quick_tracing
 from outrider.runtime.executors.extracted import load_library
 from outrider.runtime.executors.instruction_sets import instruction_sets_known
 from outrider.runtime.executors.library import Library
@@ -148,17 +148,6 @@ def compiled_program(
             it.
         Exception: whatever the tracer or the compiler raise, which is of many kinds.
     """
-    with attention_of_any_span(device):
-        return _compiled_program(module, trace, own, thorough, device)
-
-
-def _compiled_program(
-    module: nn.Module,
-    trace: Callable[[], ExportedProgram],
-    own: bool,
-    thorough: bool,
-    device: torch.device,
-) -> Program:
     program = None if own else trace()
     parts = [*dependencies(module), str(thorough), *_device_dependencies(device)]
     if program is not None:

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch.fx.config
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> ExportedProgram:
@@ -27,14 +26,6 @@ def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> Ex
     """
     with torch.no_grad(), quick_tracing():
         return torch.export.export(module, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
-
-
-@contextmanager
-def attention_of_any_span(device: torch.device) -> Iterator[None]:
-    """Within it, attention on CUDA is traced and compiled as products and a softmax. Torch's fused
-    kernels take masks of aligned spans only, so that a program would be one for such spans."""
-    with sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext():
-        yield
 
 
 @contextmanager
