@@ -119,8 +119,8 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _named(annotation: Any, name: str) -> Any:
-    """The annotation of an option with its name, which typer 0.27 loses where several options of a
-    command, or a command and another one, share an annotation."""
+    """The annotation of an option with its name. Typer 0.27 drops some of the options whose
+    annotation gives none, such as ``--device``."""
     kind, *others = get_args(annotation) or (annotation,)
     option = next((each for each in others if isinstance(each, OptionInfo)), None)
     if option is None or option.param_decls or option.default is not ... or kind is bool:

@@ -98,7 +98,7 @@ def test_errors_name_flags_instead_of_python_parameters(python: str, terminal: s
 
 
 def test_options_say_their_names_themselves() -> None:
-    """Typer 0.27 loses the names of options that share an annotation."""
+    """Typer 0.27 drops some of the options that do not."""
     kind = Annotated[str, typer.Option(help="A value.")]
     flag = Annotated[bool, typer.Option(help="A switch.")]
 
