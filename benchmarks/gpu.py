@@ -8,7 +8,7 @@ for the embedded pair. Acceptance is either set, with one probability for every 
 without the passes of a draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose
 function the inflated models (``--shapes inflated``) compute, too. The method ``synthetic`` is
 measured beside the latter. In the last compile mode, ``generate`` of transformers runs beside them,
-eagerly as it comes.
+eagerly, on the same module: where ``auto`` has replaced its norms by one kernel each, it has these.
 
 For each batch size, plain decoding and all configurations alternate. Timed are rounds of a full
 batch after prefill and a few rounds of warm-up, by the wall clock, each until the device has
@@ -85,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:n, or cpu for a rehearsal")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(FOR_GPUS))
-    parser.add_argument("--drafts", nargs="+", metavar="NAME", help="draft models; all by default")
+    names = sorted({draft.name for groups in SHAPES.values() for g in groups for draft in g.drafts})
+    parser.add_argument(
+        "--drafts", nargs="+", choices=names, help="draft models of targets that have any of these"
+    )
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--gammas", type=int, nargs="+")
     parser.add_argument(

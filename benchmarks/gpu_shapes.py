@@ -106,7 +106,8 @@ class Group:
     trained: bool = False
 
     def among(self, names: Sequence[str] | None) -> "Group":
-        """The group with the drafts of these names only, if it has any; None for all."""
+        """The group with the drafts of these names only, or with all of its drafts if it has none
+        of these, or for None."""
         drafts = tuple(draft for draft in self.drafts if draft.name in (names or ()))
         return replace(self, drafts=drafts) if drafts else self
 
