@@ -181,7 +181,7 @@ def test_requests_that_overlap_wait_once_for_programs(monkeypatch: pytest.Monkey
         cache.filled = True
         found = compiler(missing, all_of(engine))
         assert overlapping(engine, Clock(monkeypatch), seconds, 12, found) == plain
-        assert (engine.compiler is None) == taken  # exact ones in any case
+        assert (engine.compiler is None) == taken
 
 
 def test_new_requests_wait_for_so_long_only(monkeypatch: pytest.MonkeyPatch) -> None:

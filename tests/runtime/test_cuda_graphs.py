@@ -254,13 +254,17 @@ def captured_on_tape(engine: Engine) -> list[GraphedProgram]:
     return made
 
 
+def case_of(method: str) -> tuple[dict[str, Any], list[Sampling], list[list[int]]]:
+    """Options, sampling parameters and prompts to compare two engines of a method with."""
+    options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
+    samplings = [greedy(18)] + [SAMPLED] * (not METHODS[method].recipe().greedy_only)
+    return options, samplings, ragged_prompts([9, 3, 14])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_writes_the_same_text_by_captured_code(method: str) -> None:
     """Rows of several lengths that leave the batch, greedy and sampled."""
-    row = METHODS[method]
-    options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
-    samplings = [greedy(18)] + [SAMPLED] * (not row.recipe().greedy_only)
-    prompts = ragged_prompts([9, 3, 14])
+    options, samplings, prompts = case_of(method)
     texts, made = [], list[GraphedProgram]()
     for captured in (False, True):
         engine = engine_of(worded(0), worded(3), method, 3, options=options, max_batch_size=2)
@@ -411,10 +415,7 @@ ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_writes_on_a_gpu_what_it_writes_on_a_cpu(method: str) -> None:
     """By the models' own code in float64, eagerly and captured, greedily and sampled."""
-    row = METHODS[method]
-    options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
-    samplings = [greedy(18)] + [SAMPLED] * (not row.recipe().greedy_only)
-    prompts = ragged_prompts([9, 3, 14])
+    options, samplings, prompts = case_of(method)
     texts = []
     for device, compile in (("cpu", "off"), ("cuda", "off"), ("cuda", "auto")):
         target, draft = (worded(seed) for seed in (0, 3))
