@@ -242,6 +242,7 @@ class UpcomingUniforms:
 
 
 def _is_recorded() -> bool:
+    """``recording.is_recorded``, so that a request runs through one file less."""
     return CAPTURE.kept is not None or torch.compiler.is_compiling()
 
 
