@@ -36,6 +36,7 @@ class Greedy:
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen", "searched"})
     needs: ClassVar[Needs] = "argmax"
     traceable: ClassVar[bool] = True
+    walks: ClassVar[bool] = False
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

@@ -311,6 +311,24 @@ def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> N
     assert maker.graphs == 1, "trees of other shapes are verified eagerly"
 
 
+def test_rules_that_do_not_walk_have_programs_for_many_siblings() -> None:
+    """Those of the others would take each step of the longest walk."""
+    shape = TreeShape(60, 59)
+    kind, verification = DraftKind("chosen", shape), CompiledVerifier(Counted(), shape)
+    can = {rule: verification.can_compile(rule, kind) for rule, _ in TREE_RULES}
+    able = {rule for rule in can if can[rule]}
+    assert able == {SampleMatch(), Greedy()}
+    maker, shape = Counted(), TREE_SHAPE._replace(walk_length=40)
+    verification = CompiledVerifier(maker, shape)
+    for rule in sorted(able, key=str):
+        greedy = rule.needs != "distribution"
+        draft, *rest = tree_case(2, "chosen", 1, greedy)
+        draft = replace(draft, max_walk_length=40)
+        verdict = verification(rule, draft, *rest)
+        assert_same(verdict, verify_eagerly(rule, draft, *rest), greedy)
+    assert maker.graphs == 2
+
+
 @pytest.mark.parametrize(
     ("rule", "drawn"),
     [(Rejection(), "iid"), (Distinct(), "distinct"), (Traversal(), "iid")],

@@ -42,10 +42,12 @@ from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
+from outrider.drafters.heads.fused_dynamic_tree import HeadDynamicTreePlan
 from outrider.drafters.heads.fused_tree import HeadTreePlan
 from outrider.drafters.heads.newest import Newest
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.fused import TreePlan
+from outrider.drafters.tree.fused_dynamic import DynamicTreePlan
 from outrider.drafters.tree.grow import StaticTree
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
@@ -122,8 +124,19 @@ class OnHiddenStates(_Base):
         cache.renew(Newest.emitted(draft, verdict, scores.hidden_BNH))
 
     def _can_align(self, state: ModelState, context: Context) -> bool:
-        """Programs for models read tokens alone, without hidden states."""
-        return False
+        """The programs of heads read the newest tokens, however many each row has."""
+        return True
+
+    def _run_plan(
+        self,
+        plan: DraftPlan,
+        state: ModelState,
+        context: Context,
+        parameters: DraftParameters | None,
+        u_BR: Tensor | None,
+    ) -> tuple[Tensor, ...] | None:
+        """The program reads the newest tokens."""
+        return self.model.draft_by(plan, state.cache, context.root_B[:, None], parameters, u_BR)
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Logits after the root, (B, V)."""
@@ -190,9 +203,6 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
             recorded = self.model.module.vocabulary.widened(recorded)
         return recorded, tokens_BN
 
-    def _can_align(self, state: ModelState, context: Context) -> bool:
-        return True
-
 
 class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
     """Drafts a tree of fixed shape from a head; arguments as ``TreeDrafter``."""
@@ -200,24 +210,16 @@ class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
     def _plan_of(self, tree: StaticTree) -> TreePlan:
         return HeadTreePlan(tree.topology, tree.drawn, self.model.device)
 
-    def _can_align(self, state: ModelState, context: Context) -> bool:
-        return True
-
-    def _run_plan(
-        self,
-        plan: DraftPlan,
-        state: ModelState,
-        context: Context,
-        parameters: DraftParameters | None,
-        u_BR: Tensor | None,
-    ) -> tuple[Tensor, ...] | None:
-        """The program reads the newest tokens."""
-        return self.model.draft_by(plan, state.cache, context.root_B[:, None], parameters, u_BR)
-
 
 class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
     """Drafts a head's tree of most probable nodes, EAGLE-3's own method; arguments as
     ``DynamicTreeDrafter``."""
+
+    model: Eagle3Model
+
+    def _plan_of(self, depth: int, width: int) -> DynamicTreePlan | None:
+        fits = width <= self.model.head.vocabulary.size
+        return HeadDynamicTreePlan(depth, width) if fits else None
 
 
 def _where_known(budget: Budget, committed: Lengths) -> Budget:

@@ -15,8 +15,8 @@ from outrider.core.health import health_of
 from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabulary
 from outrider.drafters.heads.eagle3_network import Eagle3Network, LayerConfig
 from outrider.drafters.heads.fused_draft import Slots
+from outrider.drafters.heads.fused_tree import NodeLogits
 from outrider.drafters.heads.newest import at_last
-from outrider.drafters.tree.grow import Level, LevelLogits
 from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced_cache import TracedKVCache
@@ -117,22 +117,21 @@ class HeadModule(DraftingModule):
         hidden_BKF: Tensor,
         num_B: Tensor,
         slots: Slots,
-    ) -> tuple[LevelLogits, Tensor]:
+    ) -> tuple[Tensor, NodeLogits, Tensor]:
         """See ``TreeHeadProgram``: one pass over the newest tokens, and one over the nodes of each
         level that have children. A node is read with the head's output for its parent."""
         output_BKH = self._read(spec, tokens_BK, self.network.fuse(hidden_BKF), slots)
         outputs = [at_last(output_BKH, num_B)]
         slots = slots._replace(length_B=slots.length_B + num_B)
 
-        def after(tokens_BN: Tensor, level: Level) -> Tensor:
-            if level.depth > 0:
-                feature_BnH = torch.cat(outputs, 1)[:, level.above_n]
-                nodes = level.nodes(tokens_BN.shape[0])
-                tokens_Bn = tokens_BN[:, level.inner_n]
-                outputs.append(self._read(spec, tokens_Bn, feature_BnH, slots, nodes))
+        def after(tokens_Bn: Tensor, above_Bn: Tensor, nodes: Nodes) -> Tensor:
+            output_BMH = torch.cat(outputs, 1)
+            index_BnH = above_Bn[..., None].expand(-1, -1, output_BMH.shape[2])
+            feature_BnH = output_BMH.gather(1, index_BnH)
+            outputs.append(self._read(spec, tokens_Bn, feature_BnH, slots, nodes))
             return self.network.logits(outputs[-1])
 
-        return after, outputs[0][:, 0]
+        return self.network.logits(outputs[0]), after, outputs[0][:, 0]
 
     def _read(
         self,

@@ -9,7 +9,7 @@ head, F width of the target's hidden states side by side; of a level: n nodes wi
 children at most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
@@ -26,10 +26,14 @@ from outrider.drafters.heads.fused_draft import (
 )
 from outrider.drafters.heads.newest import at_last
 from outrider.drafters.tree.fused import TreePlan, children_follow, sources_of_growth
-from outrider.drafters.tree.grow import Level, LevelLogits, by_node, children_of, grow_levels
-from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.drafters.tree.grow import Level, by_node, children_of, grow_levels
+from outrider.runtime.attention_metadata import AttentionSpec, Nodes
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.sampling.penalties import occurrences
+
+NodeLogits = Callable[[Tensor, Tensor, Nodes], Tensor]
+"""From the tokens of nodes, their parents, numbered among the root and the nodes given before, both
+(B, n), and the nodes as query tokens to the logits after them, (B, n, D)."""
 
 
 class TreeHeadProgram(HeadProgram, Protocol):
@@ -42,10 +46,10 @@ class TreeHeadProgram(HeadProgram, Protocol):
         hidden_BKF: Tensor,
         num_B: Tensor,
         slots: Slots,
-    ) -> tuple[LevelLogits, Tensor]:
-        """Reads the newest tokens; returns what computes the logits over the draft vocabulary
-        after a level's nodes that have children, (B, n, D), and the head's output for the root,
-        (B, H). Arguments as of ``begin_draft``."""
+    ) -> tuple[Tensor, NodeLogits, Tensor]:
+        """Reads the newest tokens; returns the logits over the draft vocabulary after the root,
+        (B, 1, D), what computes those after nodes, and the head's output for the root, (B, H).
+        Arguments as of ``begin_draft``."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,16 @@ class _HeadTreeDraft(HeadDraft):
         num_B, hidden_BKF, slot_S, keys, values = rest
         vocabulary, head = self._head.vocabulary, cast(TreeHeadProgram, self._head)
         slots = Slots(length_B, slot_S.shape[0], keys, values)
-        after, last_BH = head.begin_tree(self.spec, tokens_BK, hidden_BKF, num_B, slots)
+        first_B1D, after, last_BH = head.begin_tree(self.spec, tokens_BK, hidden_BKF, num_B, slots)
         health: list[Tensor] = []
 
         def children(
             tokens_BN: Tensor, mask_BN: Tensor, level: Level
         ) -> tuple[Tensor, Tensor, Tensor]:
-            z_BnD = after(tokens_BN, level)
+            z_BnD = first_B1D
+            if level.depth > 0:
+                B, tokens_Bn = tokens_BN.shape[0], tokens_BN[:, level.inner_n]
+                z_BnD = after(tokens_Bn, level.above_n.expand(B, -1), level.nodes(B))
             health.append(health_of(z_BnD))
             z_BnD = z_BnD.to(torch.promote_types(z_BnD.dtype, torch.float32))
             q_BnD = self.recorded_of(z_BnD, parameters, tokens_BN[:, 1:], level)

@@ -60,6 +60,13 @@ class BeamTree:
         """The living beams' last tokens."""
         return self.tokens_BM[:, self.tokens_BM.shape[1] - self.path_BnK.shape[1] :]
 
+    @property
+    def above_Bn(self) -> Tensor:
+        """The parents of the living beams' own nodes, numbered from 1 on; 0 is the root."""
+        if self.path_BnK.shape[2] == 1:
+            return torch.zeros_like(self.path_BnK[:, :, 0])
+        return self.path_BnK[:, :, -2] + 1
+
     @cached_property
     def on_path_BnM(self) -> Tensor:
         """Whether each node is on each living beam's path."""

@@ -12,7 +12,7 @@ Legend: B rows, K query tokens of the first forward pass, n beams, γ steps, M d
 N nodes (M + 1), D drafted nodes on a path (γ), R random numbers, S slots, V vocabulary, i steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -110,7 +110,38 @@ class BlockPlan(BeamPlan):
         return GreedyDraft(module, spec, self.depth), BestBlock(module, spec, self)
 
 
-class SampledBeams(SampledDraft):
+class BeamDraft(GreedyDraft):
+    """What programs share whose forward passes run over the newest nodes of a tree."""
+
+    def passes(
+        self,
+        tokens_BK: Tensor,
+        length_B: Tensor,
+        slot_S: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Callable[[BeamTree], Tensor], list[Tensor]]:
+        """What computes the logits after the newest nodes, (B, n, V), or after the query tokens
+        where there are none yet; and the health of all logits so far, each (B,). The logits are in
+        float32 or wider. Arguments as of :meth:`forward`."""
+        K, span = tokens_BK.shape[1], slot_S.shape[0]
+        health: list[Tensor] = []
+
+        def after(tree: BeamTree) -> Tensor:
+            if health:
+                num = tree.path_BnK.shape[1]
+                metadata = self.spec.metadata(length_B + K, num, span, tree.nodes)
+                logits_BnV, health_B, *_ = self.run(tree.last_Bn, metadata, span, keys, values)
+            else:
+                found = ChainForward.forward(self, tokens_BK, length_B, slot_S, keys, values)
+                logits_BnV, health_B = found[0][:, -1:], found[1]
+            health.append(health_B)
+            return logits_BnV.to(torch.promote_types(logits_BnV.dtype, torch.float32))
+
+        return after, health
+
+
+class SampledBeams(BeamDraft, SampledDraft):
     """A search under each row's sampling parameters.
 
     Args:
@@ -145,21 +176,11 @@ class SampledBeams(SampledDraft):
         logits' health (B,); the nodes' tokens, the root first (B, N); the path to each drafted
         node, numbered from 0, and beyond its end -1 (B, M, D); the log-likelihoods of these paths
         (B, M); and of the beams before each step together (B, D)."""
-        K, span = tokens_BK.shape[1], slot_S.shape[0]
-        health: list[Tensor] = []
+        after, health = self.passes(tokens_BK, length_B, slot_S, keys, values)
 
         def distributions(tree: BeamTree, score_Bn: Tensor) -> tuple[Tensor, None]:
-            if health:
-                num = tree.path_BnK.shape[1]
-                metadata = self.spec.metadata(length_B + K, num, span, tree.nodes)
-                logits_BnV, health_B, *_ = self.run(tree.last_Bn, metadata, span, keys, values)
-            else:
-                found = ChainForward.forward(self, tokens_BK, length_B, slot_S, keys, values)
-                logits_BnV, health_B = found[0][:, -1:], found[1]
-            health.append(health_B)
-            z_BnV = logits_BnV.to(torch.promote_types(logits_BnV.dtype, torch.float32))
             drafted_BnV = occurrences(tree.tokens_BM, tree.on_path_BnM, self.num_tokens)
-            return self.drawn_from(z_BnV, parameters, drafted_BnV), None
+            return self.drawn_from(after(tree), parameters, drafted_BnV), None
 
         steps = self._search(tokens_BK, u_BR, distributions)
         last = steps[-1]
@@ -174,6 +195,11 @@ class SampledBeams(SampledDraft):
             torch.cat([step.score_Bn for step in steps], 1),
             torch.stack([step.total_B for step in steps], 1),
         )
+
+    def same(self, wanted: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
+        """After equal tokens at the ends of equal paths: two beams may end with one token."""
+        same_BM = (wanted[3] == found[3]).all(2)
+        return super().same(wanted, found) & pad(same_BM[:, :-1], (1, 0), value=True)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether the beams are those that follow from the recorded distributions."""

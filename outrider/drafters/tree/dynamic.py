@@ -17,14 +17,16 @@ The nodes are *chosen*: whether a node is kept depends on the probabilities of a
 nodes are not a fair sample of q, and a rule for draws would be biased.
 
 Forward passes, cache and budgets are as in ``TreeDrafter``: one pass per level, all nodes are
-forgotten after the round, and a budget bounds the depth.
+forgotten after the round, and a budget bounds the depth. Levels grow by ``expand.py``; where the
+model is compiled, all of them are one program (``fused_dynamic.py``), unless there are processors
+or forced tokens, or the tokens of greedy rows are to be those of changed logits.
 
-Legend: B rows, N nodes (node 0 is the root), V vocabulary; n nodes expanded in a level, k children
-of each, E = nk candidates of a level, M nodes in the draft model's cache, C candidates of all
-levels, R nodes kept (N-1).
+Legend: B rows, N nodes (node 0 is the root), V vocabulary; n nodes expanded in a level,
+C candidates of all levels, R nodes kept (N-1).
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,8 +35,12 @@ from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Prefix, S
 from outrider.core.capabilities import TreeShape
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
+from outrider.drafters.search.beam_tree import BeamTree
+from outrider.drafters.tree.expand import Candidates, by_score, depths, expand
+from outrider.drafters.tree.fused_dynamic import DynamicTreePlan
 from outrider.drafters.tree.topology import MAX_DEPTH, MAX_DRAFTED
-from outrider.runtime import HFModel, Nodes
+from outrider.runtime import HFModel
+from outrider.sampling import Warp
 
 
 class DynamicTreeDrafter(ModelBacked):
@@ -68,6 +74,7 @@ class DynamicTreeDrafter(ModelBacked):
         self.num_nodes = num_nodes
         self.width = min(width, num_tokens)
         self.depth = depth
+        self._plan = self._plan_of(depth, self.width)
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
@@ -81,14 +88,22 @@ class DynamicTreeDrafter(ModelBacked):
             drafts_trees=True,
             tree_shape=None if self.width == 1 else shape,
             runs_trees=True,
+            fused_tree=self._plan,
         )
+
+    def _plan_of(self, depth: int, width: int) -> DynamicTreePlan | None:
+        """What the compiled program grows; None if there is none."""
+        fits = self.model.num_tokens == self.num_tokens
+        return DynamicTreePlan(depth, width) if fits else None
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         depth = min(self.depth, budget.max_tokens)
         if depth == 0:
             return Draft.root_only(context.root_B)
-        token_BC, parent_BC, score_BC, depth_C = self._grow(state, context, depth)
+        found = self._by_program(state, context, depth, rng)
+        token_BC, parent_BC, score_BC = found or self._by_levels(state, context, depth)
         if budget.tokens_B is not None:
+            depth_C = self._depth_C[: score_BC.shape[1]]
             score_BC = score_BC.masked_fill(depth_C > budget.tokens_B[:, None], -torch.inf)
         kept_BR, mask_BR = _most_probable(score_BC, self.num_nodes - 1)
         root_B1 = context.root_B[:, None]
@@ -107,54 +122,45 @@ class DynamicTreeDrafter(ModelBacked):
         """``Draft.max_walk_length``: at most ``width`` siblings per level."""
         return min(depth * self.width, num_nodes - 1)
 
-    def _grow(
-        self, state: ModelState, context: Context, depth: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All candidates in breadth-first order: tokens, parents, log P and depths.
+    @cached_property
+    def _depth_C(self) -> Tensor:
+        """The depth of each candidate of all levels."""
+        return torch.tensor(depths(self.depth, self.width), device=self.model.device)
 
-        Parents are numbered like the candidates, from 1 on; 0 is the root.
-        """
-        B, k, device = context.num_rows, self.width, context.device
-        node_Bn = torch.zeros(B, 1, dtype=torch.int64, device=device)
-        score_Bn: Tensor = torch.zeros(B, 1, device=device)
-        cached_BM = context.tokens_BT[:, :0]
-        on_path_BnM = torch.zeros(B, 1, 0, dtype=torch.bool, device=device)
-        tokens, parents, scores = [], [], []
-        for level in range(depth):
-            if level == 0:
-                logits_BnV = self._catch_up(state, context)[:, None]
+    def _by_program(
+        self, state: ModelState, context: Context, depth: int, rng: Stream
+    ) -> Candidates | None:
+        """The candidates by one program; None if there is none for them."""
+        distribution, plan = context.distribution, self._plan
+        if plan is None or depth < self.depth or not isinstance(distribution, Warp):
+            return None
+        fuses = distribution.keeps_logits if distribution.greedy else distribution.fuses
+        if not (self._has_programs and fuses and self._can_align(state, context)):
+            return None
+        sampled = not distribution.greedy
+        done = self._draft_by(plan, state, context, rng, sampled=sampled)
+        return None if done is None else Candidates(*done[2:])
+
+    def _by_levels(self, state: ModelState, context: Context, depth: int) -> Candidates:
+        """The candidates of so many levels, one forward pass per level."""
+
+        def log_q(tree: BeamTree, score_Bn: Tensor) -> Tensor:
+            if tree.tokens_BM.shape[1]:
+                tokens_Bn = tree.last_Bn.clamp(max=self.model.num_tokens - 1)
+                logits_BnV = self.model.extend(state.cache, tokens_Bn, tree.nodes)
             else:
-                depth_M = torch.arange(level, device=device).repeat_interleave(k)
-                token_Bn = cached_BM[:, -k:].clamp(max=self.model.num_tokens - 1)
-                nodes = Nodes(on_path_BnM, depth_M.expand(B, -1))
-                logits_BnV = self.model.extend(state.cache, token_Bn, nodes)
+                logits_BnV = self._catch_up(state, context)[:, None]
             logits_BnV = fitted(logits_BnV, self.num_tokens)
-            prefix = _prefix(context, cached_BM, on_path_BnM, score_Bn)
-            log_q_Bnk, token_Bnk = _log_distribution(logits_BnV, prefix).topk(k)
-            score_BE = (score_Bn[..., None] + log_q_Bnk).flatten(1)
-            tokens.append(token_Bnk.flatten(1))
-            parents.append(node_Bn.repeat_interleave(k, 1))
-            scores.append(score_BE)
-            if level + 1 == depth:
-                break
+            return _log_distribution(logits_BnV, tree.prefix(context, score_Bn))
 
-            growing_BE = _growing(context, score_BE, tokens[-1])
-            score_Bn, index_Bn = (x[:, :k] for x in _sorted(growing_BE))
-            node_Bn = index_Bn + 1 + sum(x.shape[1] for x in tokens[:-1])
-            cached_BM = torch.cat([cached_BM, tokens[-1].gather(1, index_Bn)], 1)
-            above_BnM = on_path_BnM.gather(
-                1, (index_Bn // k)[..., None].expand(-1, -1, on_path_BnM.shape[2])
-            )
-            self_nn = torch.eye(k, dtype=torch.bool, device=device)
-            on_path_BnM = torch.cat([above_BnM, self_nn.expand(B, -1, -1)], 2)
-        levels = [torch.full_like(x[0], i + 1) for i, x in enumerate(tokens)]
-        return torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(scores, 1), torch.cat(levels)
+        found, _ = expand(BeamTree.root(context.tokens_BT), depth, self.width, log_q)
+        return found
 
 
 def _most_probable(score_BC: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     """The kept candidates, (B, R), in the order of all candidates, and which of them exist."""
     C = score_BC.shape[1]
-    score_BR, kept_BR = (x[:, :num_nodes] for x in _sorted(score_BC))
+    score_BR, kept_BR = (x_BC[:, :num_nodes] for x_BC in by_score(score_BC))
     kept_BR = torch.where(score_BR > -torch.inf, kept_BR, C).sort(1).values
     return kept_BR.clamp(max=C - 1), kept_BR < C
 
@@ -168,30 +174,12 @@ def _renumbered(parent_BC: Tensor, kept_BR: Tensor, mask_BR: Tensor) -> Tensor:
     return number_BC1.gather(1, parent_BC.gather(1, kept_BR)) * mask_BR
 
 
-def _sorted(score_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores in descending order, and their indices; the first of equals comes first."""
-    ordered = score_BC.sort(dim=1, descending=True, stable=True)
-    return ordered.values, ordered.indices
-
-
 def _log_distribution(logits_BnV: Tensor, prefix: Prefix) -> Tensor:
     """log q, clamped to at most 0, so that no child outranks its parent."""
     distribution = prefix.context.distribution
     if distribution.greedy:
         return distribution.logits(logits_BnV, prefix).log_softmax(-1).clamp(max=0)
     return distribution(logits_BnV, prefix).log().clamp(max=0)
-
-
-def _growing(context: Context, score_BE: Tensor, token_BE: Tensor) -> Tensor:
-    """The scores by which nodes are expanded: end tokens are not."""
-    if context.ends is None:
-        return score_BE
-    return score_BE.masked_fill(context.ends.are_ends(token_BE), -torch.inf)
-
-
-def _prefix(context: Context, cached_BM: Tensor, on_path_BnM: Tensor, score_Bn: Tensor) -> Prefix:
-    """What precedes the expanded nodes: nodes in the cache. A node of score -inf does not exist."""
-    return Prefix(context, lambda: cached_BM, lambda: on_path_BnM, lambda: score_Bn > -torch.inf)
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

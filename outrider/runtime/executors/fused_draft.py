@@ -128,6 +128,11 @@ class GreedyDraft(ChainForward):
         root_B: Tensor = inputs[0][:, -1]
         return root_B
 
+    def same(self, wanted: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
+        """After which tokens of two drafts the same is to be recorded, (B, D): after those that
+        equal one another, as all before them do."""
+        return (wanted[2] == found[2])[:, :-1].cumprod(1).bool()
+
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether drafted tokens are among the best of what is recorded of them."""
         chosen_BD = rows_BDV.gather(2, tokens_BD[..., None])[..., 0]

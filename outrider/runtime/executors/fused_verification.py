@@ -2,12 +2,14 @@
 
 A rule opts in by ``traceable = True``, if its code, while it is traced, reads no number from a
 tensor (no ``bool(tensor)``), draws by ``rng.uniform`` or ``race`` alone, and needs neither the
-target's raw logits nor the probabilities of a search's steps. Loops of
-unknown length are ``core.repeat_while``, which a program has as an operator. A rule that needs the
-parents of the nodes on the host says ``by_node = True``; its programs are for trees of one shape
-each. Rules that read the distributions of some nodes of a tree only have ``verify_at``
-(``core.ReadsNodes``, ``tree_verification.py``). The rule itself verifies what is left: trees of
-other shapes, and, where bits must not depend on the executor, all that are sampled.
+target's raw logits nor the probabilities of a search's steps. Loops of unknown length are
+``core.repeat_while``, which a program has as an operator. A rule that needs the parents of the
+nodes on the host says ``by_node = True``; its programs are for trees of one shape each. A rule that
+compares all nodes at once, instead of walking from sibling to sibling, says ``walks = False``: its
+trees may have any number of siblings. Rules that read the distributions of some nodes of a tree
+only have ``verify_at`` (``core.ReadsNodes``, ``tree_verification.py``). The rule itself verifies
+what is left: trees of other shapes, and, where bits must not depend on the executor, all that are
+sampled.
 
 Legend: B rows, N nodes, D drafted tokens, K emitted tokens, V vocabulary.
 """
@@ -197,7 +199,7 @@ class CompiledVerifier:
         if computes_by_node(verifier):
             known = known and shape is not None and shape.parents is not None
             known = known and (shape is None or shape.num_nodes <= _MOST_BY_NODE)
-        elif shape is not None and kind.drawn != "searched":
+        elif shape is not None and kind.drawn != "searched" and getattr(verifier, "walks", True):
             known = known and shape.walk_length <= _LONGEST_WALK
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 

@@ -64,7 +64,7 @@ def compare(each: TreeForward, program: Program, buffers: KVBuffers, *, bits: bo
                 wanted = each.results(each(*others), *others[-2:])
         if isinstance(each, GreedyDraft):
             follows &= _follows(each, inputs, found)
-            same_BD = (wanted[2] == found[2])[:, :-1].cumprod(1).bool()
+            same_BD = each.same(wanted, found)
             wanted_PV.append(wanted[0][:, :-1][same_BD])
             found_PV.append(found[0][:, :-1][same_BD])
         else:
