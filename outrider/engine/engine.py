@@ -40,6 +40,7 @@ from outrider.sampling import Sampling
 
 if TYPE_CHECKING:
     from outrider.engine.background import BackgroundCompiler
+    from outrider.engine.late_kernels import LateKernels
     from outrider.train.online import Adaptation, AdaptSettings
 
 T = TypeVar("T")
@@ -441,6 +442,16 @@ class Engine:
         self._programs.compiler = compiler
 
     @property
+    def late_kernels(self) -> LateKernels | None:
+        """What gives the models their kernels once these are compiled; None where they had them at
+        once."""
+        return self._programs.late_kernels
+
+    @late_kernels.setter
+    def late_kernels(self, late: LateKernels) -> None:
+        self._programs.late_kernels = late
+
+    @property
     def length_policy(self) -> LengthPolicy | None:
         """How a governor chooses draft lengths, as ``num_speculative_tokens`` says it; None without
         one."""
@@ -512,6 +523,8 @@ class Engine:
 
         other._programs.add(*self._programs.schedulers)
         self._programs, self._num_changes = other._programs, other._programs.num_changes
+        if (late := self._programs.late_kernels) is not None:
+            late.add_heads(self)  # this engine has heads of its own
         if other.verification is not None and other.verification.sealed:
             load_rules(self)
 

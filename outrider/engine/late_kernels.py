@@ -14,6 +14,7 @@ from outrider.engine.background import KERNELS
 from outrider.engine.engine import Engine
 from outrider.engine.warming import Stage
 from outrider.runtime import HFModel
+from outrider.runtime.executors.compile_cache import uses_kernels
 from outrider.runtime.executors.prepare import prepare_without_kernels
 
 
@@ -32,9 +33,11 @@ class LateKernels:
         self._todo.append(prepare_without_kernels(model, compile, own=own))
 
     def add_heads(self, engine: Engine) -> None:
-        """Lets the heads that draft for the engine have kernels when its target has."""
+        """Lets the heads that draft for the engine have kernels when its target has, and those of
+        engines that are made of it (``Engine.with_method``)."""
+        engine.late_kernels = self
         for model in engine.drafter.capabilities.models:
-            if isinstance(model, HeadModel):
+            if isinstance(model, HeadModel) and not uses_kernels(model.module):
                 self._names.append(model.name)
                 self._todo.append(model.use_kernels)
 

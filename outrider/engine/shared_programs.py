@@ -11,6 +11,7 @@ from outrider.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from outrider.engine.background import BackgroundCompiler
+    from outrider.engine.late_kernels import LateKernels
 
 
 class SharedPrograms:
@@ -20,11 +21,14 @@ class SharedPrograms:
     Attributes:
         compiler: what compiles missing programs in the background; None once all are taken over.
         num_changes: how often programs were taken over.
+        late_kernels: gives the models their kernels once these are compiled; None where they had
+            them at once.
     """
 
     def __init__(self) -> None:
         self.compiler: BackgroundCompiler | None = None
         self.num_changes = 0
+        self.late_kernels: LateKernels | None = None
         self._schedulers: WeakSet[Scheduler] = WeakSet()
         self._lock = Lock()
 

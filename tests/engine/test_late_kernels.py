@@ -100,6 +100,24 @@ def test_engines_take_over_kernels_between_two_requests(method: str) -> None:
     assert all(map(has_kernels, models))
 
 
+def test_an_engine_that_is_made_meanwhile_gets_kernels_for_its_own_head() -> None:
+    """Once: an engine that is made after that has a head with kernels."""
+    kernels, row = LateKernels(), METHODS["eagle3"]
+    engine = engine_of(late(kernels), None, "eagle3", 3)
+    kernels.add_heads(engine)
+    meanwhile = engine.with_method(row)
+    (head,) = meanwhile.drafter.capabilities.models
+    process = Process([{"compiled": KERNELS}])
+    engine.compiler = BackgroundCompiler({}, [kernels.stage], start=lambda _: process)  # type: ignore[arg-type, return-value]
+    engine.compiler.wait()
+    assert not has_kernels(head)
+    meanwhile.generate(PROMPTS, greedy(4))
+    assert has_kernels(head)
+    (later,) = engine.with_method(row).drafter.capabilities.models
+    assert has_kernels(later)
+    assert not kernels._todo
+
+
 class Recorder:
     """A background compiler of stages that note when they are made."""
 
