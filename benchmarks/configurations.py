@@ -24,7 +24,9 @@ class Run:
 class Configuration(Protocol):
     """An engine with a method and its settings."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What tables call it."""
 
     def __call__(self, prompts: Sequence[Sequence[int]], seed: int) -> Run:
         """Continues all prompts by the same number of tokens."""

@@ -51,7 +51,7 @@ TARGETS = {
     "inflated": "target inflated to 180 million parameters",
     "odd": "random target of odd sizes",
 }
-ODD = {
+ODD: dict[str, Any] = {
     "hidden_size": 84,
     "intermediate_size": 212,
     "num_hidden_layers": 4,

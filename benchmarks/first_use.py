@@ -59,7 +59,7 @@ def load(
     torch.set_num_threads(threads)
     marks: list[tuple[str, list[float]]] = [(KERNELS, now())]
 
-    def report(what: str, share: float) -> None:
+    def report(what: str, share: float | None) -> None:
         words = what.removeprefix("compiling, once: ").split()
         marks.append((" ".join(word for word in words if os.sep not in word), now()))
 

@@ -213,8 +213,8 @@ def markdown(report: dict[str, Any]) -> str:
     if steps := report.get("steps"):
         lines += [f"- {line}" for line in summary(steps)]
     heads = ("draft", "temperature", "text", "batch", "turns", "plain, tok/s", "governor")
-    heads += ("over plain", "90 %", "best fixed length", "over best", "90 %")
-    lines += page.table(heads, (_line(key, row) for key, row in rows.items()), left=3)
+    ratios = ("over plain", "90 %", "best fixed length", "over best", "90 %")
+    lines += page.table((*heads, *ratios), (_line(key, row) for key, row in rows.items()), left=3)
     return "\n".join(lines) + "\n"
 
 

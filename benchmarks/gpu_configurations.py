@@ -37,8 +37,27 @@ class Settings:
     repeats: int
 
 
+class Attempts:
+    """Steps of which the first failure is kept.
+
+    Attributes:
+        failure: the first line of the error; None without one.
+    """
+
+    failure: str | None
+
+    def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a step unless an earlier one failed; keeps a failure for the report."""
+        if self.failure is None:
+            try:
+                return step(*arguments)
+            except FAILURES as error:
+                self.failure = first_line(error)
+        return None
+
+
 @dataclass
-class Configuration:
+class Configuration(Attempts):
     """A method with its draft and its batch, and the runs so far.
 
     Attributes:
@@ -67,15 +86,6 @@ class Configuration:
     @property
     def gamma(self) -> int:
         return 0 if self.kind == "plain" else self.work.engine.num_speculative_tokens
-
-    def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a step unless an earlier one failed; keeps a failure for the report."""
-        if self.failure is None:
-            try:
-                return step(*arguments)
-            except FAILURES as error:
-                self.failure = first_line(error)
-        return None
 
     def prepare(self, rounds: int) -> None:
         """Compiles everything, and lets ``synthetic`` record its output."""
@@ -133,7 +143,7 @@ class Configuration:
 
 
 @dataclass
-class Generation:
+class Generation(Attempts):
     """Plain or assisted generation by transformers, as it comes, and the runs so far.
 
     Its prefill is not counted: a run is the time of so many tokens less that of one token.
@@ -162,8 +172,6 @@ class Generation:
     @property
     def draft_name(self) -> str:
         return "" if self.draft is None else self.draft.name
-
-    attempt = Configuration.attempt
 
     def prepare(self, rounds: int) -> None:
         """Runs it once."""

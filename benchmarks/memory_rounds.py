@@ -134,7 +134,7 @@ def rounds(
             found[done] = MemoryInUse.read()
         return score(*arguments)
 
-    engine.target.score = counting  # type: ignore[method-assign]
+    engine.target.score = counting  # type: ignore[method-assign, assignment]
     dice = random.Random(0)
     while done < num:
         prompts = [

@@ -115,7 +115,7 @@ def build(
     if not figures.exists():
         ids, tokenizer = tokens(work, wanted, vocab_size), tokenizer_of(work, vocab_size)
         ends = [0, *(np.flatnonzero(ids == tokenizer.eos_token_id) + 1).tolist(), len(ids)]
-        documents = (ids[a:b] for a, b in pairwise(ends) if a < b)
+        documents: Any = (ids[a:b] for a, b in pairwise(ends) if a < b)
         began = time.perf_counter()
         digest = vocabulary_digest(tokenizer.get_vocab())
         numbers = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)

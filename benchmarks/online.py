@@ -92,7 +92,7 @@ def measure(
             timed(engine, bursts[0], sampling)
         first = adaptation.state.step
         for number, prompts in enumerate(bursts):
-            pair = {}
+            pair: dict[str, Any] = {}
             names = ("frozen", "online") if number % 2 else ("online", "frozen")
             for name in names:
                 if name == "frozen":

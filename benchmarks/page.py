@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ def about(command: str, **settings: Any) -> dict[str, Any]:
     return run_metadata(command=command, **settings)
 
 
-def version(package: str, where: dict[str, Any]) -> str:
+def version(package: str, where: Mapping[str, Any]) -> str:
     """The version of a package in a report; those of older runs have no mapping of versions."""
     return str(where.get("versions", where)[package])
 
 
-def header(title: str, where: dict[str, Any], settings: str = "", level: int = 1) -> list[str]:
+def header(title: str, where: Mapping[str, Any], settings: str = "", level: int = 1) -> list[str]:
     """The lines above a page's first table."""
     threads = where["threads"]
     text = (

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import outrider
+from outrider.runtime.executors.compiled import Compile
 
 PROMPT = 'def fibonacci(n):\n    """Return the n-th number."""\n'
 METHODS = ("plain", "speculative", "prompt-lookup")
@@ -28,7 +29,7 @@ _INFLATED = 2048, 18, 8, 7168
 
 
 def work(
-    methods: Sequence[str], compile: str, dtype: str, threads: int, *, inflated: bool = False
+    methods: Sequence[str], compile: Compile, dtype: str, threads: int, *, inflated: bool = False
 ) -> None:
     """Generates what the lines of standard input name; prints the time per round of each."""
     warnings.simplefilter("ignore")

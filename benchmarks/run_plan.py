@@ -38,7 +38,7 @@ def stdlib(kind: Any) -> DataSet:
         Example(prompt.text, prompt.reference or None, id=str(number))
         for number, prompt in enumerate(found)
     )
-    records = [vars(prompt) for prompt in found]
+    records: list[Any] = [vars(prompt) for prompt in found]
     return DataSet(kind, examples, hash_of(records), f"stdlib:{kind}", "prompts")
 
 
@@ -115,7 +115,9 @@ def slim(result: CellResult) -> dict[str, Any]:
 def planned(name: str, options: argparse.Namespace) -> tuple[BenchPlan, dict[str, Any]]:
     """The plan of that name, with the command line's values in place of its own; and its page."""
     values = read_plan(PLANS / f"{name}.toml")
-    description = {key: values.pop(key) for key in ("page", "bars") if key in values}
+    description: dict[str, Any] = {
+        key: values.pop(key) for key in ("page", "bars") if key in values
+    }
     given = {"repeats": options.repeats, "max_new_tokens": options.tokens}
     values |= {key: value for key, value in given.items() if value is not None}
     plan = plan_of(values)

@@ -190,8 +190,8 @@ def llama_server(program: str, weights: Path, job: Job, slots: int) -> Iterator[
     command = [program, "--model", str(weights), "--port", str(port), "--parallel", str(slots)]
     command += ["--ctx-size", str(slots * job.max_length), "--threads", str(job.threads)]
     command += ["--cache-type-k", kind, "--cache-type-v", kind]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, **quiet)
+    unread = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=unread, stderr=unread)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(url, process)

@@ -178,8 +178,8 @@ def markdown(document: dict[str, Any]) -> str:
         f"tuned for {about['minutes']:g} minutes. Ratios are to plain decoding. A prediction is "
         f"good within {WITHIN_AT_1:.0%} at batch 1 and {WITHIN:.0%} elsewhere."
     )
-    heads = ("pair", "batch", "chosen", "ratio", "best of the search", "ratio", "share")
-    heads += ("good predictions", "median error", "largest", "repeats")
+    of_choices = ("pair", "batch", "chosen", "ratio", "best of the search", "ratio", "share")
+    heads = (*of_choices, "good predictions", "median error", "largest", "repeats")
     rows = (
         (name, size, *_cells(each))
         for name, pair in document["pairs"].items()
@@ -243,7 +243,7 @@ def noisy_draft(folder: Path) -> Path:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 noise = torch.randn_like(parameter, dtype=torch.float32)
-                parameter += (_NOISE * parameter.float().std() * noise).to(parameter.dtype)
+                parameter.add_((_NOISE * parameter.float().std() * noise).to(parameter.dtype))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(assets.draft_path()).save_pretrained(folder)
     return folder

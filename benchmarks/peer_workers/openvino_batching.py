@@ -52,7 +52,8 @@ class OpenVINOBatching:
         config.ignore_eos = True
         config.do_sample = False
         config.apply_chat_template = False
-        waiting, running, num_done = deque(prompts), [], 0
+        running: list[Any] = []
+        waiting, num_done = deque(prompts), 0
         with watch() as spent:
             while waiting or running:
                 while waiting and len(running) < clients:

@@ -49,7 +49,7 @@ class Transformers:
         elif method == "prompt-lookup":
             extra["prompt_lookup_num_tokens"] = self.job.num_speculative_tokens
         elif compiled:
-            step = CompileConfig(fullgraph=False, dynamic=False)
+            step: Any = CompileConfig(fullgraph=False, dynamic=False)
             step._compile_all_devices = True  # including CPUs
             extra |= {"cache_implementation": "static", "compile_config": step}
             extra["max_cache_len"] = self.job.max_length
