@@ -152,7 +152,8 @@ def _passes(engine: Engine) -> Iterator[Stage]:
     own = [(model, able.fused_lengths[:1], able.runs_trees, plan) for model in able.models]
     for model, drafts, trees, fused in [(engine.target, (), able.drafts_trees, None), *own]:
         num_forwards = len(stages(model, trees=trees))
-        for number, (what, make) in enumerate(stages(model, drafts, trees=trees, plan=fused)):
+        found = stages(model, drafts, coupled=able.shares_noise, trees=trees, plan=fused)
+        for number, (what, make) in enumerate(found):
             exact = number < num_forwards and model.exact  # heads have no pass of their own
             yield Stage(f"{what} of {model.name}", make, exact)
 
@@ -161,7 +162,7 @@ def _further_drafts(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
     for model in able.models:
         for length in able.fused_lengths[1:]:
-            for what, make in draft_stages(model, length):
+            for what, make in draft_stages(model, length, coupled=able.shares_noise):
                 yield Stage(f"{what} of {model.name}", make, exact=False)
 
 

@@ -2,6 +2,7 @@
 
 from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
 from outrider.drafters.chain.fused_model import FusedModelDrafter
+from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import (
     Bild,
@@ -30,7 +31,9 @@ def _no_draft(parts: Parts) -> NoDraft:
     return NoDraft()
 
 
-def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
+def _chain(
+    parts: Parts, *, keep_logits: bool = False, picker: Picker = INDEPENDENT
+) -> ModelDrafter:
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
     longer = LONGER if parts.governed and parts.stop is None else ()
@@ -40,6 +43,7 @@ def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
         parts.stop,
         num_fused=num_fused,
         longer=longer,
+        picker=picker,
         keep_logits=keep_logits,
     )
 
@@ -49,7 +53,7 @@ def _chain_with_logits(parts: Parts) -> ModelDrafter:
 
 
 def _coupled_chain(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop, picker=COUPLED)
+    return _chain(parts, picker=COUPLED)
 
 
 def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:

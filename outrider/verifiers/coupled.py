@@ -44,6 +44,7 @@ class Coupled:
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
     needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
+    walks: ClassVar[bool] = False
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

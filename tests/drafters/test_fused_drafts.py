@@ -46,9 +46,9 @@ class Counted(CompiledExecutor):
         return super().draft(cache, tokens_BN, plan, *numbers)
 
 
-def drafting() -> tuple[HFModel, Counted]:
+def drafting(seed: int = 1) -> tuple[HFModel, Counted]:
     """A draft model with graphs."""
-    model = tiny(seed=1)
+    model = tiny(seed=seed)
     graph = Counted(model.module, model.spec, "draft", interpreted)
     model.compiled = graph
     return model, graph
@@ -160,10 +160,10 @@ def test_drafts_of_varying_lengths_take_one_program_per_token(
     assert graph.calls > 3
 
 
-def governed(draft: HFModel, length: int) -> Engine:
+def governed(draft: HFModel, length: int, method: str = "speculative") -> Engine:
     """An engine that may govern its draft lengths, and drafts this one."""
     auto: Any = "auto"
-    engine = engine_of(tiny(), draft, γ=auto, max_batch_size=3)
+    engine = engine_of(tiny(), draft, method, γ=auto, max_batch_size=3)
     assert engine.governor is not None
     engine.governor.sources = replace(engine.governor.sources, fixed_length=length)
     engine.governor.is_suspended = True

@@ -317,7 +317,7 @@ def test_rules_that_do_not_walk_have_programs_for_many_siblings() -> None:
     kind, verification = DraftKind("chosen", shape), CompiledVerifier(Counted(), shape)
     can = {rule: verification.can_compile(rule, kind) for rule, _ in TREE_RULES}
     able = {rule for rule in can if can[rule]}
-    assert able == {SampleMatch(), Greedy()}
+    assert able == {SampleMatch(), Coupled(), Greedy()}
     maker, shape = Counted(), TREE_SHAPE._replace(walk_length=40)
     verification = CompiledVerifier(maker, shape)
     for rule in sorted(able, key=str):
@@ -326,7 +326,7 @@ def test_rules_that_do_not_walk_have_programs_for_many_siblings() -> None:
         draft = replace(draft, max_walk_length=40)
         verdict = verification(rule, draft, *rest)
         assert_same(verdict, verify_eagerly(rule, draft, *rest), greedy)
-    assert maker.graphs == 2
+    assert maker.graphs == 3
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from weakref import ref
 
 from torch import Tensor
 
-from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Role, Stream
+from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Stream
 from outrider.core.chain import with_leaf
-from outrider.drafters.chain.model import Going, ModelDrafter, ModelState
+from outrider.drafters.chain.model import Going, ModelDrafter, ModelState, token_probs
+from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel
 from outrider.sampling.warp import DraftParameters, Warp
@@ -30,7 +31,7 @@ class FusedModelDrafter(ModelDrafter):
     """Samples a chain from a draft model.
 
     Args:
-        model, num_tokens, stop, keep_logits: as for :class:`ModelDrafter`.
+        model, num_tokens, stop, picker, keep_logits: as for :class:`ModelDrafter`.
         num_fused: length of the drafts that one compiled program makes: γ, or 1 for one program per
             token, which a drafter with a stop needs; 0 if none does.
         longer: lengths of further programs, ascending, where ``num_fused`` is 1 and nothing stops
@@ -50,9 +51,10 @@ class FusedModelDrafter(ModelDrafter):
         *,
         num_fused: int = 0,
         longer: Sequence[int] = (),
+        picker: Picker = INDEPENDENT,
         keep_logits: bool = False,
     ) -> None:
-        super().__init__(model, num_tokens, stop, keep_logits=keep_logits)
+        super().__init__(model, num_tokens, stop, picker=picker, keep_logits=keep_logits)
         self.num_fused = num_fused
         self._lengths = tuple(dict.fromkeys((num_fused, *longer))) if num_fused else ()
 
@@ -94,7 +96,7 @@ class FusedModelDrafter(ModelDrafter):
         return (
             self._has_programs
             and self.num_fused > 0
-            and self.drawn == "iid"
+            and self._picker.numbers is not None
             and is_fusible(distribution, self.keep_logits or self.stop is not None)
         )
 
@@ -103,7 +105,8 @@ class FusedModelDrafter(ModelDrafter):
     ) -> Draft | None:
         """The draft by one program; None if there is none after all."""
         distribution, γ = context.distribution, self._program_for(budget.max_tokens)
-        done = self._run_program(state, context, γ, *draft_numbers(context, rng, γ))
+        numbers = draft_numbers(context, rng, γ, self._picker)
+        done = self._run_program(state, context, γ, *numbers)
         if done is None:
             return None
         probs_BNV, tokens_BN = done
@@ -114,6 +117,9 @@ class FusedModelDrafter(ModelDrafter):
         if distribution.greedy:
             logits_BNV = probs_BNV if self.keep_logits else None
             return Draft.chain(tokens_BN, mask_BN, None, "chosen", logits_BNV)
+        if self._shares_noise:
+            q_BN = token_probs(probs_BNV[:, :-1].unbind(1), tokens_BN.unbind(1))
+            return Draft.chain(tokens_BN, mask_BN, None, self.drawn, drawn_probs_BN=q_BN)
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, self.drawn)
 
     def _chain(
@@ -131,7 +137,7 @@ class FusedModelDrafter(ModelDrafter):
     ) -> tuple[list[Tensor], list[Tensor]] | None:
         """As :meth:`_chain`, by the longest programs that fit, one after the other, or by one per
         token where the draft may stop; None if there are none after all."""
-        parameters, u_BD = draft_numbers(context, rng, γ)
+        parameters, u_BD = draft_numbers(context, rng, γ, self._picker)
         tokens: list[Tensor] = [context.root_B]
         rows: list[Tensor] = []
         lengths = [1] if going is not None else sorted(self._lengths, reverse=True)
@@ -195,15 +201,16 @@ class FusedModelDrafter(ModelDrafter):
 
 
 def draft_numbers(
-    context: Context, rng: Stream, γ: int
+    context: Context, rng: Stream, γ: int, picker: Picker = INDEPENDENT
 ) -> tuple[DraftParameters | None, Tensor | None]:
-    """What programs draw γ tokens with: the rows' parameters, and numbers in [0, 1), (B, γ). None
-    for greedy rows of unchanged logits, for which programs take the argmax."""
+    """What programs draw γ tokens with: the rows' parameters, and the picker's numbers. None for
+    greedy rows of unchanged logits, for which programs take the argmax."""
     distribution = context.distribution
     assert isinstance(distribution, Warp)
     if distribution.greedy and distribution.keeps_logits:
         return None, None
-    return distribution.draft_parameters(context), rng.uniform(Role.DRAFT, γ)
+    assert picker.numbers is not None
+    return distribution.draft_parameters(context), picker.numbers(rng, γ)
 
 
 def is_fusible(distribution: Distribution, with_logits: bool = False) -> bool:

@@ -311,7 +311,7 @@ class ModelDrafter(ModelBacked):
             with_leaf(rows) if drawn == "iid" else None,
             drawn,
             with_leaf(rows) if greedy and self.keep_logits else None,
-            drawn_probs_BN=_token_probs(rows, tokens) if shares_noise else None,
+            drawn_probs_BN=token_probs(rows, tokens) if shares_noise else None,
         )
 
     def _chain(
@@ -428,7 +428,7 @@ def _argmax(row_BV: Tensor, i: int) -> Tensor:
     return argmax(row_BV)
 
 
-def _token_probs(rows: list[Tensor], tokens: list[Tensor]) -> Tensor:
+def token_probs(rows: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
     """The probability of each drafted token under its distribution, (B, N); 1 at the root."""
     pairs = zip(rows, tokens[1:], strict=True)
     probs = [row_BV.gather(1, x_B[:, None])[:, 0] for row_BV, x_B in pairs]

@@ -186,9 +186,13 @@ class SampledDraft(GreedyDraft):
 
         def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             q_BV = self.after_chain(z_BV, parameters, tokens)
-            return q_BV, draw(q_BV, u_BD[:, len(tokens) - 1])
+            return q_BV, self.take(q_BV, u_BD, len(tokens) - 1)
 
         return self._chain(tokens_BN, length_B, (slot_S, keys, values), choose)
+
+    def take(self, q_BV: Tensor, u_BD: Tensor, i: int) -> Tensor:
+        """The i-th token, drawn from its distribution, (B,)."""
+        return draw(q_BV, u_BD[:, i])
 
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int

@@ -42,6 +42,7 @@ from outrider.runtime.executors.compiled import (
     SpanRule,
     check_compile,
 )
+from outrider.runtime.executors.coupled_draft import race_numbers
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.executors.own_code import own_code
@@ -129,6 +130,7 @@ def stages(
     model: HFModel,
     drafts: Sequence[int] = (),
     *,
+    coupled: bool = False,
     trees: bool = False,
     plan: DraftPlan | None = None,
 ) -> list[tuple[str, Callable[[], None]]]:
@@ -138,6 +140,7 @@ def stages(
     Args:
         model: the model.
         drafts: lengths of its fused drafts of chains.
+        coupled: whether these are drawn with noise that the target shares.
         trees: whether it runs over trees as well.
         plan: its fused drafts of trees, if it makes any.
     """
@@ -150,9 +153,10 @@ def stages(
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
     for length in drafts:
-        found += draft_stages(model, length)
+        found += draft_stages(model, length, coupled=coupled)
     if plan is not None:
-        greedy, sampled = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
+        draft, u_BR = partial(_tree_draft, model, plan), _draws(model, plan.num_draws)
+        greedy, sampled = _drafts(model, "trees", draft, u_BR)
         if not plan.argmax:
             sampled = "searches", sampled[1]
         found += [greedy] * plan.argmax + [sampled] * plan.draws
@@ -171,12 +175,18 @@ def layer_stages(model: HFModel) -> list[tuple[str, Callable[[], None]]]:
     return [("layers", partial(_layers, model))]
 
 
-def draft_stages(model: HFModel, length: int) -> list[tuple[str, Callable[[], None]]]:
+def draft_stages(
+    model: HFModel, length: int, *, coupled: bool = False
+) -> list[tuple[str, Callable[[], None]]]:
     """The greedy and the sampled program of a model's fused drafts of one length; none of a model
-    that is not compiled."""
+    that is not compiled. Arguments as of :func:`stages`."""
     if model.compiled is None:
         return []
-    return _drafts(model, f"drafts of {length}", partial(_chain_draft, model, length), length)
+    draft, name = partial(_chain_draft, model, length), f"drafts of {length}"
+    rng = unsampled_context(model, [0]).rng
+    return _drafts(
+        model, name, draft, race_numbers(rng, length) if coupled else _draws(model, length)
+    )
 
 
 Numbers = tuple[DraftParameters | None, Tensor | None]
@@ -184,14 +194,17 @@ Numbers = tuple[DraftParameters | None, Tensor | None]
 
 
 def _drafts(
-    model: HFModel, name: str, draft: Callable[[Numbers], None], num_draws: int
+    model: HFModel, name: str, draft: Callable[[Numbers], None], u_BD: Tensor
 ) -> list[tuple[str, Callable[[], None]]]:
-    """The greedy and the sampled fused draft of one kind."""
-    u_BD = torch.zeros(1, num_draws, dtype=torch.float64, device=model.device)
+    """The greedy and the sampled fused draft of one kind, which is drawn with these numbers."""
     warp = Warp([Sampling(temperature=1)], model.num_tokens, model.device)
     parameters = warp.draft_parameters(unsampled_context(model, [0]))
     greedy, sampled = partial(draft, (None, None)), partial(draft, (parameters, u_BD))
     return [(f"greedy {name}", greedy), (f"sampled {name}", sampled)]
+
+
+def _draws(model: HFModel, num: int) -> Tensor:
+    return torch.zeros(1, num, dtype=torch.float64, device=model.device)
 
 
 @torch.inference_mode()

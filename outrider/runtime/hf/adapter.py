@@ -25,6 +25,7 @@ from outrider.core.round import keep_accepted
 from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec, Nodes
 from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.coupled_draft import CoupledPlan
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.executors.fused_draft import ChainPlan, DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
@@ -305,8 +306,10 @@ class HFModel:
         parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A chain by one compiled program: see ``runner.fused_draft``."""
-        plan = ChainPlan(depth)
+        """A chain by one compiled program: see ``runner.fused_draft``. Integers in place of numbers
+        in [0, 1) are those of ``coupled_draft.race_numbers``."""
+        is_coupled = u_BD is not None and not u_BD.is_floating_point()
+        plan = CoupledPlan(depth) if is_coupled else ChainPlan(depth)
         found = runner.fused_draft(self, cache, tokens_BN, plan, parameters, u_BD)
         if found is None:
             return None
