@@ -25,7 +25,7 @@ demo: $(READY)  ## generate with the embedded pair, with and without speculation
 
 test: $(READY)  ## run the whole test suite; TESTS="tests/test_x.py -k name" runs a part
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(TESTS)
+	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope $(TESTS)
 
 check: $(READY)  ## check lint, format, types, import direction, and for machine-specific paths
 	@$(BIN)/ruff check --quiet --output-format concise .
