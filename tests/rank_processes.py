@@ -3,7 +3,6 @@
 A fork server imports torch and transformers once; the ranks are forked from it.
 """
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -11,8 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-
-PRELOADED = ["rank_processes", "tiny_models", "outrider.cluster.sharded.entry"]
+from fork_server import fork_server
 
 
 class RankProcesses:
@@ -23,8 +21,7 @@ class RankProcesses:
     """
 
     def __init__(self, size: int) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        self._context = fork_server("rank_processes", "tiny_models")
         self._ranks = [self._start() for _ in range(size)]
 
     def run(

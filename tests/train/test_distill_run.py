@@ -1,12 +1,13 @@
 """Whole runs on a tiny target: resuming after a kill, the finished draft, and bad input."""
 
 import json
-import multiprocessing
 import random
 import signal
+import time
 
 import pytest
 import torch
+from fork_server import fork_server
 from safetensors.torch import load_file
 from tiny_distillation import (
     TEMPLATE,
@@ -124,26 +125,33 @@ def test_a_crash_after_a_measurement_repeats_it(
 @pytest.fixture(scope="module")
 def processes():
     """Starts processes that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tiny_distillation", "outrider.train.distill.run"])
-    return context
+    return fork_server("tiny_distillation")
 
 
-def kill_at_random_moments(processes, tmp_path, source, prompts, finished, kills):
-    """Kills runs with SIGKILL until so many have been hit, each time going on after the last kill;
-    each has a cache of its own, so that answers and probabilities are interrupted, too."""
+def test_kill_9_at_twenty_random_moments(processes, tmp_path, source, prompts, finished):
+    """Kills runs with SIGKILL until 20 have been hit, each time going on after the last kill; each
+    has a cache of its own, so that answers and probabilities are interrupted, too. Moments are
+    drawn from the time that an uninterrupted run takes here."""
     chance = random.Random(7)
     killed = number = 0
-    while killed < kills:
+
+    def start():
         folder, cache = tmp_path / str(number), tmp_path / f"cache-{number}"
+        process = processes.Process(target=distil_mixture, args=(folder, source, prompts, cache))
+        process.start()
+        return process, folder
+
+    began = time.monotonic()
+    process, folder = start()
+    process.join()
+    seconds = time.monotonic() - began
+    assert_same_run(folder, finished)
+    while killed < 20:
         number += 1
         code = None
         while code != 0:
-            process = processes.Process(
-                target=distil_mixture, args=(folder, source, prompts, cache)
-            )
-            process.start()
-            process.join(chance.uniform(0.05, 2.0) if killed < kills else None)
+            process, folder = start()
+            process.join(chance.uniform(0, seconds) if killed < 20 else None)
             process.kill()
             process.join()
             code = process.exitcode
@@ -152,15 +160,6 @@ def kill_at_random_moments(processes, tmp_path, source, prompts, finished, kills
             if (folder / CHECKPOINT).exists():
                 torch.load(folder / CHECKPOINT)  # is whole
         assert_same_run(folder, finished)
-
-
-def test_kill_9_at_random_moments(processes, tmp_path, source, prompts, finished):
-    kill_at_random_moments(processes, tmp_path, source, prompts, finished, kills=3)
-
-
-@pytest.mark.slow
-def test_kill_9_at_twenty_random_moments(processes, tmp_path, source, prompts, finished):
-    kill_at_random_moments(processes, tmp_path, source, prompts, finished, kills=20)
 
 
 def test_a_killed_replacement_of_a_folder_is_recovered(tmp_path, source, prompts, cache, finished):

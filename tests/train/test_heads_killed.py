@@ -3,14 +3,15 @@
 Each run has hidden states of its own, so that their computation is interrupted, too.
 """
 
-import multiprocessing
 import random
 import signal
+import time
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import fork_server
 from safetensors.torch import load_file
 from test_parallel_heads_run import Files, files, run
 from torch import Tensor
@@ -20,6 +21,7 @@ from outrider.train.checkpoint import CHECKPOINT
 __all__ = ["files"]  # a fixture
 
 KINDS = ("peagle", "medusa", "dspark")
+KILLS = 20
 
 
 def train(out: Path, target: Path, data: Path, kind: str) -> None:
@@ -31,9 +33,7 @@ def train(out: Path, target: Path, data: Path, kind: str) -> None:
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
     """Starts processes that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["test_parallel_heads_run"])
-    return context
+    return fork_server("test_parallel_heads_run")
 
 
 def contents(out: Path) -> tuple[dict[str, Tensor], str]:
@@ -45,21 +45,27 @@ def contents(out: Path) -> tuple[dict[str, Tensor], str]:
     return tensors, (out / "best" / "measured.json").read_text()
 
 
-def kill(context: ForkServerContext, files: Files, folder: Path, kills: int) -> None:
-    """Kills runs until so many have been hit, each time going on after the last kill."""
+def test_killed_at_random_moments(
+    processes: ForkServerContext, files: Files, tmp_path: Path
+) -> None:
+    """Kills runs until 20 have been hit, each time going on after the last kill. Moments are drawn
+    from the time that an uninterrupted run takes here."""
     chance, killed, number = random.Random(3), 0, 0
-    wanted = {}
-    while killed < kills:
+    wanted, seconds = {}, {}
+    while killed < KILLS:
         kind = KINDS[number % len(KINDS)]
         if kind not in wanted:
-            run(folder / f"whole-{kind}" / "out", files, kind)
-            wanted[kind] = contents(folder / f"whole-{kind}" / "out")
-        out, code = folder / str(number) / "out", None
+            out, began = tmp_path / f"whole-{kind}" / "out", time.monotonic()
+            process = processes.Process(target=train, args=(out, *files, kind))
+            process.start()
+            process.join()
+            seconds[kind], wanted[kind] = time.monotonic() - began, contents(out)
+        out, code = tmp_path / str(number) / "out", None
         number += 1
         while code != 0:
-            process = context.Process(target=train, args=(out, *files, kind))
+            process = processes.Process(target=train, args=(out, *files, kind))
             process.start()
-            process.join(chance.uniform(0.05, 2.0) if killed < kills else None)
+            process.join(chance.uniform(0, seconds[kind]) if killed < KILLS else None)
             process.kill()
             process.join()
             code = process.exitcode
@@ -71,13 +77,3 @@ def kill(context: ForkServerContext, files: Files, folder: Path, kills: int) -> 
         assert measured == wanted[kind][1]
         assert tensors.keys() == wanted[kind][0].keys()
         assert all(torch.equal(tensors[key], wanted[kind][0][key]) for key in tensors)
-
-
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(
-    kills: int,
-    processes: ForkServerContext,
-    files: Files,
-    tmp_path: Path,
-) -> None:
-    kill(processes, files, tmp_path, kills)
