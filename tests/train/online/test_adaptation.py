@@ -329,7 +329,7 @@ def adapt_until_killed(folder: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.slow
 def test_killed_at_any_moment_a_folder_is_resumed(tmp_path: Path) -> None:
-    """Ten times SIGKILL of the whole process, engine and trainer, at random moments: the folder always
+    """SIGKILL of the whole process, engine and trainer, at ten random moments: the folder always
     resumes, its weights are whole, and no step is lost that was saved."""
     rng = random.Random(2)
     steps = 0
