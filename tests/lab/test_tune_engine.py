@@ -182,7 +182,7 @@ def test_tuning_real_engines(tmp_path: Path) -> None:
     """From a plan to an answer; lossless outputs, so plain decoding and all sources emit as many
     tokens."""
     stages: list[str] = []
-    settings = TuneSettings((1, 2), 0.3, 24)
+    settings = TuneSettings((1, 2), 0.1, 24)
     tuning = tuner_of(
         tiny_plan(methods=["plain"], batch_sizes=[1, 2], max_new_tokens=24, ignore_eos=True),
         settings,
@@ -212,7 +212,7 @@ def test_an_early_exit_needs_layers_to_leave_out(tmp_path: Path) -> None:
     target = HFModel(one, tiny_pair()["target"].tokenizer, name="target")
     tuning = tuner_of(
         tiny_plan(methods=["plain"], max_new_tokens=24, ignore_eos=True),
-        TuneSettings((1,), 1, 24),
+        TuneSettings((1,), 0.05, 24),
         Candidates(("draft",), longest=2),
         models={"target": target, "draft": tiny_pair()["draft"]},
         data={"memory": tiny_data(2)},
