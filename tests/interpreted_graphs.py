@@ -22,7 +22,7 @@ _OURS = ("outrider", "torch", "transformers")
 
 def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Program:
     """A graph run by torch itself: what is compiled, without what compiles."""
-    program = _program(module, trace)
+    program = traced(module, trace)
     run, spec = program.module(check_guards=False), program.call_spec.in_spec
 
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -30,6 +30,22 @@ def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Prog
         return list(run(*arguments))
 
     return graph
+
+
+def traced(module: nn.Module, trace: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """The program of a module, with the module's weights. Tracing takes seconds, so modules without
+    patched methods share programs, under the key that compiled programs have."""
+    modules = list(module.modules())
+    if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
+        return trace()
+    key = "\0".join(dependencies(module))
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = trace()
+    program = copy.copy(_PROGRAMS[key])
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    program._state_dict = {name: tensors[name] for name in program.state_dict}
+    return program
 
 
 class InterpretedDrafts(CompiledExecutor):
@@ -58,22 +74,6 @@ def without_compiler(engine: Engine) -> Engine:
         shape = engine.drafter.capabilities.tree_shape
         engine.verification = CompiledVerifier(make, shape)
     return engine
-
-
-def _program(module: nn.Module, trace: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """The program of a module, with the module's weights. Tracing takes seconds, so modules without
-    patched methods share programs, under the key that compiled programs have."""
-    modules = list(module.modules())
-    if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
-        return trace()
-    key = "\0".join(dependencies(module))
-    if key not in _PROGRAMS:
-        _PROGRAMS[key] = trace()
-    program = copy.copy(_PROGRAMS[key])
-    tensors = dict(module.named_parameters(remove_duplicate=False))
-    tensors |= dict(module.named_buffers(remove_duplicate=False))
-    program._state_dict = {name: tensors[name] for name in program.state_dict}
-    return program
 
 
 def _is_ours(kind: type) -> bool:

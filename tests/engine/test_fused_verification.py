@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from interpreted_graphs import interpreted, untraced
+from interpreted_graphs import interpreted, traced, untraced
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from torch import nn
 from torch.export import ExportedProgram
@@ -285,7 +285,7 @@ def test_programs_of_trees_reduce_no_truth_values(rule: Any, drawn: Any) -> None
 
     def noting(module: nn.Module, trace: Any, own: bool) -> Program:
         aten = torch.ops.aten
-        for node in trace().graph.nodes:
+        for node in traced(module, trace).graph.nodes:
             if node.target in (aten.any.dim, aten.max.dim, aten.amax.default):
                 reduced.append(node.args[0].meta["val"].dtype)
         return untraced(module)

@@ -194,6 +194,7 @@ def test_models_in_other_precisions_keep_the_libraries(dtype: torch.dtype) -> No
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.vector_width
+@pytest.mark.vector_loops
 def test_compiled_for_real() -> None:
     """Kernels and the code generator together: the text of the model as it was. One layer and short
     drafts make small programs, of which there are two: target and draft have the same shape."""
