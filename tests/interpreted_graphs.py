@@ -8,6 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.export import ExportedProgram
+from torch.func import functional_call
 
 from outrider import Engine
 from outrider.runtime import HFModel
@@ -17,17 +18,22 @@ from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.own_code import own_code
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
+_GRAPHS: dict[str | None, nn.Module] = {}
 _OURS = ("outrider", "torch", "transformers")
 
 
 def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Program:
     """A graph run by torch itself: what is compiled, without what compiles."""
-    program = traced(module, trace)
-    run, spec = program.module(check_guards=False), program.call_spec.in_spec
+    key, program = _key(module), traced(module, trace)
+    if key not in _GRAPHS:
+        _GRAPHS[key] = program.module(check_guards=False)
+    run, spec, weights = _GRAPHS[key], program.call_spec.in_spec, program.state_dict
+    if key is None:
+        del _GRAPHS[key]
 
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         arguments, _ = pytree.tree_unflatten(inputs, spec)
-        return list(run(*arguments))
+        return list(functional_call(run, weights, tuple(arguments), tie_weights=False))
 
     return graph
 
@@ -35,15 +41,14 @@ def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Prog
 def traced(module: nn.Module, trace: Callable[[], ExportedProgram]) -> ExportedProgram:
     """The program of a module, with the module's weights. Tracing takes seconds, so modules without
     patched methods share programs, under the key that compiled programs have."""
-    modules = list(module.modules())
-    if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
+    key = _key(module)
+    if key is None:
         return trace()
-    key = "\0".join(dependencies(module))
     if key not in _PROGRAMS:
         _PROGRAMS[key] = trace()
     program = copy.copy(_PROGRAMS[key])
-    tensors = dict(module.named_parameters(remove_duplicate=False))
-    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
     program._state_dict = {name: tensors[name] for name in program.state_dict}
     return program
 
@@ -74,6 +79,14 @@ def without_compiler(engine: Engine) -> Engine:
         shape = engine.drafter.capabilities.tree_shape
         engine.verification = CompiledVerifier(make, shape)
     return engine
+
+
+def _key(module: nn.Module) -> str | None:
+    """What modules of one program have in common; None if nobody shares that of this one."""
+    modules = list(module.modules())
+    if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
+        return None
+    return "\0".join(dependencies(module))
 
 
 def _is_ours(kind: type) -> bool:
