@@ -65,7 +65,7 @@ def with_processor(folder: Path, processor: Any) -> tuple[float, Any]:
 
     began = time.monotonic()
     try:
-        run(folder, main, "llama", {"timeout": 6.0})
+        run(folder, main, "llama", {"timeout": 5.0})
     except Exception as error:
         seconds = time.monotonic() - began
         if stopped := re.search(r"process (\d+)", str(error)):

@@ -170,20 +170,24 @@ def governed(draft: HFModel, length: int, method: str = "speculative") -> Engine
     return engine
 
 
+PUT_TOGETHER = [(1, [1]), (2, [2]), (3, [3]), (4, [3, 1]), (5, [5]), (8, [5, 3])]
+PENALISED = replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2, max_new_tokens=30)
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "length", "programs"),
     [
-        greedy(30),
-        replace(SAMPLED, top_p=0.9, max_new_tokens=30),
-        replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2, max_new_tokens=30),
+        pytest.param(sampling, *each, id=f"{name}-{each[0]}")
+        for name, sampling, some in (
+            ("greedy", greedy(30), PUT_TOGETHER),
+            ("p", replace(SAMPLED, top_p=0.9, max_new_tokens=30), PUT_TOGETHER),
+            ("penalties", PENALISED, PUT_TOGETHER[3:]),  # by the programs of sampled drafts
+        )
+        for each in some
     ],
-    ids=["greedy", "p", "penalties"],
-)
-@pytest.mark.parametrize(
-    ("length", "programs"), [(1, [1]), (2, [2]), (3, [3]), (4, [3, 1]), (5, [5]), (8, [5, 3])]
 )
 def test_governed_drafts_are_put_together_from_few_programs(
-    length: int, programs: list[int], sampling: Sampling
+    sampling: Sampling, length: int, programs: list[int]
 ) -> None:
     """In a ragged batch; the same tokens as step by step."""
     prompts = ragged_prompts([9, 4, 14])

@@ -47,8 +47,8 @@ from outrider.runtime.executors.cuda_graphs import (
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.traced import TreeForward
 
-SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
-LONG = replace(SAMPLED, max_new_tokens=40)
+SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=20, ignore_eos=True)
+LONG = replace(SAMPLED, max_new_tokens=28)
 
 
 class Recording:
@@ -257,7 +257,7 @@ def captured_on_tape(engine: Engine) -> list[GraphedProgram]:
 def case_of(method: str) -> tuple[dict[str, Any], list[Sampling], list[list[int]]]:
     """Options, sampling parameters and prompts to compare two engines of a method with."""
     options = {"ngram": {"file": tiny_file()}, "bild": {"mode": "mjsd"}}.get(method, {})
-    samplings = [greedy(18)] + [SAMPLED] * (not METHODS[method].recipe().greedy_only)
+    samplings = [greedy(14)] + [SAMPLED] * (not METHODS[method].recipe().greedy_only)
     return options, samplings, ragged_prompts([9, 3, 14])
 
 
@@ -289,7 +289,7 @@ def test_rules_for_trees_and_searches_decide_the_same_when_captured(method: str)
         prompts = ragged_prompts([9, 3, 14])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            texts.append([token_ids(engine.generate(prompts, each)) for each in (greedy(40), LONG)])
+            texts.append([token_ids(engine.generate(prompts, each)) for each in (greedy(28), LONG)])
     assert texts[0] == texts[1]
     assert engine.verification is not None
     sampled = [
