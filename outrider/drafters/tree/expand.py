@@ -49,7 +49,7 @@ def expand(
         log_distributions: log q, at most 0, lest a child outrank its parent.
     """
     tree, num_candidates = root, 0
-    node_Bn = torch.zeros_like(root.path_BnK[:, :, :0].sum(2))
+    node_Bn = root.tokens_BM.new_zeros(root.path_BnK.shape[:2])
     score_Bn: Tensor = torch.zeros_like(node_Bn, dtype=torch.float32)
     levels = []
     for level in range(depth):

@@ -40,15 +40,16 @@ class CoupledDraft(SampledDraft):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {_sources()}"
 
-    def take(self, q_BV: Tensor, numbers_BD: Tensor, i: int) -> Tensor:
-        return race(q_BV, Stream(*numbers_BD[:, i].unbind(1)))
+    def take(self, q_BV: Tensor, u_BD: Tensor, i: int) -> Tensor:
+        return race(q_BV, Stream(*u_BD[:, i].unbind(1)))
 
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
         *before, u_BD, keys, values = super().inputs(buffers, rows, queries, span, slots)
         number_BD = torch.arange(u_BD.numel(), device=u_BD.device).view_as(u_BD)
-        return *before, torch.stack([7 + 0 * number_BD, number_BD], 2), keys, values
+        numbers_BD2 = torch.stack([torch.full_like(number_BD, 7), number_BD], 2)
+        return *before, numbers_BD2, keys, values
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether drafted tokens win the races between what is recorded of them."""
