@@ -31,9 +31,12 @@ def _no_draft(parts: Parts) -> NoDraft:
     return NoDraft()
 
 
-def _chain(
-    parts: Parts, *, keep_logits: bool = False, picker: Picker = INDEPENDENT
-) -> ModelDrafter:
+def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
+    return _drawn(parts, INDEPENDENT, keep_logits)
+
+
+def _drawn(parts: Parts, picker: Picker, keep_logits: bool = False) -> ModelDrafter:
+    """A chain whose tokens this picker takes."""
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
     longer = LONGER if parts.governed and parts.stop is None else ()
@@ -53,7 +56,7 @@ def _chain_with_logits(parts: Parts) -> ModelDrafter:
 
 
 def _coupled_chain(parts: Parts) -> ModelDrafter:
-    return _chain(parts, picker=COUPLED)
+    return _drawn(parts, COUPLED)
 
 
 def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:

@@ -102,10 +102,10 @@ CASES = [
     ("plain", 2),
     ("prompt-lookup", 3),
     ("block", 6),
-    ("coupled", 4),
+    ("coupled", 6),
     ("ensemble", 6),
     ("top-k-tree", 7),
-    ("dynamic-tree", 4),
+    ("dynamic-tree", 8),
     ("mjsd", 7),
     ("mtad", 8),
 ]
