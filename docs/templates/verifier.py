@@ -43,7 +43,8 @@ class Shy:
             ``rng.uniform`` or ``race`` only. Compiled engines then compile the rule as well. Leave
             it out if not, or if in doubt. With ``by_node = True`` besides, each shape of trees has
             a program of its own, and the code may loop over ``draft.parents``. With ``verify_at``
-            (``core.ReadsNodes``) a program computes only the distributions that a tree needs.
+            (``core.ReadsNodes``) a program computes only the distributions that a tree needs. With
+            ``walks = False`` (all nodes are compared at once) trees may have many siblings.
         bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 
