@@ -80,11 +80,11 @@ def test_drafts_that_stop_take_one_program_per_token(settings: dict[str, Any]) -
 
 def test_governed_drafts_are_put_together_from_few_programs() -> None:
     """Later programs draw with the noise of later positions."""
-    steps = engine_of(tiny(), tiny(seed=1), "coupled", γ=8, max_batch_size=3)
+    steps = engine_of(tiny(), tiny(seed=1), "coupled", γ=4, max_batch_size=3)
     wanted = steps.generate(PROMPTS, SAMPLED)
     draft, graph = drafting()
-    assert_same(governed(draft, 8, "coupled").generate(PROMPTS, SAMPLED), wanted)
-    assert graph.made[:6] == [5, 3] * 3
+    assert_same(governed(draft, 4, "coupled").generate(PROMPTS, SAMPLED), wanted)
+    assert graph.made[:6] == [3, 1] * 3
 
 
 def test_programs_are_compiled_ahead() -> None:
