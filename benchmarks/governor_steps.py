@@ -147,6 +147,7 @@ def draw_steps(found: dict[str, Any], response: Path) -> None:
             axes.step(range(len(lengths)), lengths, where="post", color=BLUE)
             for change in range(rounds, len(lengths), rounds):
                 axes.axvspan(change, change + WITHIN, alpha=0.15, color=BLUE, linewidth=0)
+            axes.set_ylim(-0.2, max(1, *lengths) + 0.2)
             axes.set_ylabel("draft length")
             axes.set_title(name)
         panels[-1].set_xlabel(f"round; something changes every {rounds} rounds")
