@@ -26,8 +26,8 @@ torch.set_num_threads(1)
 
 
 def fork_server(*modules: str) -> ForkServerContext:
-    """Starts processes that have imported this module, and those named by the first to ask in a
-    process of pytest."""
+    """A context whose processes are forked from a server that has imported this module and the
+    named ones. There is one server per test process: it imports what the first call names."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *modules])
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):

@@ -182,11 +182,10 @@ def draft_stages(
     that is not compiled. Arguments as of :func:`stages`."""
     if model.compiled is None:
         return []
-    draft, name = partial(_chain_draft, model, length), f"drafts of {length}"
-    rng = unsampled_context(model, [0]).rng
-    return _drafts(
-        model, name, draft, race_numbers(rng, length) if coupled else _draws(model, length)
-    )
+    u_BD = _draws(model, length)
+    if coupled:
+        u_BD = race_numbers(unsampled_context(model, [0]).rng, length)
+    return _drafts(model, f"drafts of {length}", partial(_chain_draft, model, length), u_BD)
 
 
 Numbers = tuple[DraftParameters | None, Tensor | None]
