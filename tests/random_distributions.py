@@ -122,7 +122,7 @@ def sampled_against_closed_form(
     seeds: Sequence[int] = (1, 2),
     num_impossible: int = 0,
     num_tokens: int = 3,
-    num_rows: int = 60_000,
+    num_rows: int = 200_000,
 ) -> float:
     """CHI2 for a lossy rule: the p-value of the first tokens of many requests.
 

@@ -88,7 +88,7 @@ def test_sampled(pair: str) -> None:
     make, verifier = PAIRS[pair]
     drafter = make()
     target = TARGET.with_hidden_states(drafter.capabilities.hidden_layers)
-    p_value = chi2(target, drafter, verifier, 2, prompt=(0, 2, 1), num_rows=3000, distribution=warm)
+    p_value = chi2(target, drafter, verifier, 2, prompt=(0, 2, 1), num_rows=6000, distribution=warm)
     assert p_value > 1e-4
 
 

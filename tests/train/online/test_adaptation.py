@@ -329,11 +329,11 @@ def adapt_until_killed(folder: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.slow
 def test_killed_at_any_moment_a_folder_is_resumed(tmp_path: Path) -> None:
-    """SIGKILL of the whole process, engine and trainer, at ten random moments: the folder always
+    """SIGKILL of the whole process, engine and trainer, at twenty random moments: the folder always
     resumes, its weights are whole, and no step is lost that was saved."""
     rng = random.Random(2)
     steps = 0
-    for _ in range(10):
+    for _ in range(20):
         process = get_context("fork").Process(target=adapt_until_killed, args=(tmp_path,))
         process.start()
         process.join(rng.uniform(0.1, 1.2))

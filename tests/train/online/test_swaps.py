@@ -107,9 +107,9 @@ def exact(model: HFModel) -> Tensor:
     ("method", "num_rows"),
     [
         ("speculative", 3000),
-        pytest.param("speculative", 30_000, marks=pytest.mark.slow),
-        pytest.param("block", 20_000, marks=pytest.mark.slow),
-        pytest.param("specinfer", 20_000, marks=pytest.mark.slow),
+        pytest.param("speculative", 60_000, marks=pytest.mark.slow),
+        pytest.param("block", 60_000, marks=pytest.mark.slow),
+        pytest.param("specinfer", 60_000, marks=pytest.mark.slow),
     ],
 )
 def test_sampled_outputs_have_the_targets_distribution_over_swaps(
