@@ -8,7 +8,7 @@ for the embedded pair. Acceptance is either set, with one probability for every 
 without the passes of a draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose
 function the inflated models (``--shapes inflated``) compute, too. The method ``synthetic`` is
 measured beside the latter. In the last compile mode, ``generate`` of transformers runs beside them,
-eagerly, on the same module: where ``auto`` has replaced its norms by one kernel each, it has these.
+eagerly, by the module's own code, on the same weights.
 
 For each batch size, plain decoding and all configurations alternate. Timed are rounds of a full
 batch after prefill and a few rounds of warm-up, by the wall clock, each until the device has
@@ -19,16 +19,19 @@ the other measurements continue.
 """
 
 import argparse
+import copy
 import gc
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 import outrider
 from benchmarks import page
@@ -59,6 +62,7 @@ def run(
     dtype = resolve_dtype(None, device)
     print(f"{group.target.name}: building", flush=True)
     built = [member.build(device, dtype) for member in (group.target, *group.drafts)]
+    own_code = [HFModel(_twin(each.module), each.tokenizer, each.name) for each in built]
     for mode in settings.modes:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OutriderWarning)
@@ -67,12 +71,19 @@ def run(
                 print(f"{group.target.name}, compile={mode}, batch {batch}", flush=True)
                 where = {"target": target.name, "compile": mode, "batch": batch}
                 given = target, drafts, group.trained, batch, settings
-                others = generations(*given) if mode == settings.modes[-1] else ()
+                theirs = own_code[0], own_code[1:], group.trained, batch, settings
+                others = generations(*theirs) if mode == settings.modes[-1] else ()
                 entries = [*configurations(*given), *others]
                 for row in measure(entries, settings, bandwidth):
                     yield where | row
         messages = {str(w.message) for w in caught if issubclass(w.category, OutriderWarning)}
         notes += sorted(f"{target.name}, compile={mode}: {message}" for message in messages)
+
+
+def _twin(module: PreTrainedModel) -> PreTrainedModel:
+    """A copy with the same parameters, whose code nobody replaces."""
+    shared = chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(each): each for each in shared})
 
 
 def _prepared(model: HFModel, mode: Compile) -> HFModel:

@@ -19,6 +19,7 @@ from outrider.runtime.executors.compile_cache import uses_kernels
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.hf.quantize import quantize_head
 from outrider.runtime.kernels import use_kernels
+from outrider.runtime.kernels.fused_layers import use_fused_layers
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 from outrider.sampling.warp import DraftParameters
@@ -52,6 +53,8 @@ class HeadModel(HFModel):
         if executor is not None:  # the same kernels, and programs of the same compiler
             if uses_kernels(target.module):
                 self.use_kernels()
+            if self.device.type == "cuda":
+                use_fused_layers(self.module, self.name)
             self.compiled = HeadExecutor(
                 self.module,
                 self.spec,

@@ -53,7 +53,7 @@ from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.recurrent import RecurrentModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
-from outrider.runtime.kernels.fused_norms import use_fused_norms
+from outrider.runtime.kernels.fused_layers import use_fused_layers
 from outrider.runtime.prefill import unsampled_context
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import DraftParameters
@@ -296,7 +296,7 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     read: SpanRule = min
     check: Check = compare
     if model.device.type == "cuda":
-        use_fused_norms(model.module)
+        use_fused_layers(model.module, model.name)
         graphs = partial(graphed, record=CudaRecorder(model.device), name=model.name)
         compiled = partial(_compiled_if_possible, make=make, name=model.name)
         make, read = (partial(graphs, make=compiled) if thorough else graphs), rounded_span

@@ -59,10 +59,21 @@ class TracedKVCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        return (
-            self._write(self.keys[layer_idx], key_states),
-            self._write(self.values[layer_idx], value_states),
-        )
+        write_at(self.keys[layer_idx], self._rows_B1, self.slots_BN, key_states)
+        write_at(self.values[layer_idx], self._rows_B1, self.slots_BN, value_states)
+        return self.read(layer_idx)
+
+    def place(self, layer_idx: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The KV buffers of a layer and the slots (B, N) of the query tokens, for a kernel that
+        writes there itself."""
+        return self.keys[layer_idx], self.values[layer_idx], self.slots_BN
+
+    def read(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer that query tokens attend to, (B, H, S, C) each."""
+        rows = self.slots_BN.shape[0]
+        buffers = self.keys[layer_idx], self.values[layer_idx]
+        keys, values = (buffer[:rows, :, : self.span] for buffer in buffers)
+        return keys, values
 
     @cached_property
     def slot_S(self) -> Tensor:
@@ -74,10 +85,6 @@ class TracedKVCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.span, 0
-
-    def _write(self, buffer: Tensor, new_BHNC: Tensor) -> Tensor:
-        write_at(buffer, self._rows_B1, self.slots_BN, new_BHNC)
-        return buffer[: new_BHNC.shape[0], :, : self.span]
 
 
 class TracedSeq2SeqCache(TracedKVCache):

@@ -8,7 +8,7 @@ Legend: B rows, H heads, N query tokens, S slots, C width of a head.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -192,6 +192,12 @@ def _take_over(layer: Int8Linear | GroupedLinear, pages: _Pages) -> None:
     layer.weight = pages.parameter(packed)
 
 
+def is_plain_attention(mask: Tensor | None, kwargs: Mapping[str, Any]) -> bool:
+    """Whether attention with this mask and these other arguments is what our kernels compute."""
+    special = any(kwargs.get(name) is not None for name in _SPECIAL)
+    return not special and mask is not None and mask.shape[1] == 1
+
+
 def _attention(widest: int) -> Any:
     def attend(
         module: nn.Module,
@@ -203,13 +209,12 @@ def _attention(widest: int) -> Any:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        special = any(kwargs.get(name) is not None for name in _SPECIAL)
-        masked = attention_mask is not None and attention_mask.shape[1] == 1
-        if special or not masked:
+        if not is_plain_attention(attention_mask, kwargs):
             result: tuple[Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, **kwargs
             )
             return result
+        assert attention_mask is not None
         scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
         arguments = query, key, value, attention_mask, scale, widest
         return torch.ops.outrider.attend(*arguments), None

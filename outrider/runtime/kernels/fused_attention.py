@@ -1,0 +1,287 @@
+"""Attention layers on a GPU: two matrix products with a few kernels between them.
+
+Of a decoder layer of ``transformers``, attention launches most kernels: three products for queries,
+keys and values, two norms in some families, ten kernels of rotary embedding, and copies of all keys
+and values for each head of queries that shares them. Here they are one product, one kernel that
+norms and rotates and writes keys and values to their slots, and one that reads them where they are
+(``gpu_kernels.py``).
+
+Legend: B rows, N query tokens, H heads, Q of queries, K of keys, C width of a head, S slots.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from outrider.runtime.kernels.fused_norms import epsilon_of, is_rms_norm
+from outrider.runtime.kernels.joined_linears import can_join, join, joined_linear
+from outrider.runtime.kernels.layers import is_plain_attention
+from outrider.runtime.kernels.replaced_methods import (
+    agree,
+    example,
+    replace_forward,
+    runs_own_code,
+)
+
+_NAME = "outrider_gpu"
+_SPY = "outrider_spy"
+_TRIED = (24, 64)
+"""Slots, and width of a head, of the example that the attention kernel is tried on."""
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def use_fused_attention(module: nn.Module) -> int:
+    """Lets a module, where it has ``sdpa``, attend by our kernel, and its attention layers run by
+    fewer kernels where they compute what ours do; returns how many layers do.
+
+    Args:
+        module: a model; the methods of its layers are replaced, and their weights moved together.
+    """
+    config: Any = getattr(module, "config", None)
+    if config is None or config._attn_implementation not in ("sdpa", _NAME):
+        return 0
+    if not _kernel_computes_attention(next(module.parameters())):
+        return 0
+    module.set_attn_implementation(_NAME)  # type: ignore[operator]
+    found = 0
+    for each in module.modules():
+        if _has_parts(each) and (more := _arguments_if_same(each)) is not None:
+            join(_projections(each))
+            replace_forward(each, forward, more=more)
+            found += 1
+    return found
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if not runs_own_code(module) and is_plain_attention(attention_mask, kwargs):
+        from outrider.runtime.kernels import gpu_kernels
+
+        assert attention_mask is not None
+        if gpu_kernels.attends(query, key):
+            scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+            return gpu_kernels.attended(query, key, value, attention_mask, scale), None
+    result: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout, scaling, **kwargs
+    )
+    return result
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, eager_mask)  # else it gets no mask
+
+
+def forward(
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    *,
+    more: Mapping[str, Any],
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The layer's method; ``more`` is what its attention function is told besides."""
+    given = {
+        "hidden_states": hidden_states,
+        "position_embeddings": position_embeddings,
+        "attention_mask": attention_mask,
+        "past_key_values": past_key_values,
+    }
+    if runs_own_code(module) or not is_usual(module, position_embeddings):
+        found: tuple[Tensor, None] = type(module).forward(module, **given, **kwargs)
+        return found
+    return module.o_proj(attended(module, **given, **more, **kwargs)), None
+
+
+def is_usual(
+    module: Any, position_embeddings: tuple[Tensor, Tensor] | None = None, **_: Any
+) -> bool:
+    """Whether a call is of the form that was tested: a head is rotated in full, and the attention
+    function is one that is looked up by its name, as eager attention is not."""
+    if position_embeddings is None or position_embeddings[0].shape[-1] != module.head_dim:
+        return False
+    return module.config._attn_implementation in ALL_ATTENTION_FUNCTIONS
+
+
+def attended(
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """What the last matrix of the layer is multiplied by, (B, N, QC)."""
+    cos_BNC, sin_BNC = position_embeddings
+    q_BQNC, k_BKSC, v_BKSC = _written(module, hidden_states, cos_BNC, sin_BNC, past_key_values)
+    attend = ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation]
+    found_BNQC, _ = attend(
+        module,
+        q_BQNC,
+        k_BKSC,
+        v_BKSC,
+        attention_mask,
+        dropout=0.0,
+        scaling=module.scaling,
+        **kwargs,
+    )
+    found_BNC: Tensor = found_BNQC.reshape(*hidden_states.shape[:-1], -1)
+    return found_BNC
+
+
+def _written(
+    module: Any, x_BNH: Tensor, cos: Tensor, sin: Tensor, cache: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, Q, N, C), and the keys and values that they attend to, (B, K, S, C) each: those
+    of the query tokens are written to the cache first."""
+    from outrider.runtime.kernels.gpu_kernels import HeadNorms, Place, rotated
+
+    B, N, _ = x_BNH.shape
+    C = module.head_dim
+    Q, K = module.q_proj.out_features // C, module.k_proj.out_features // C
+    qkv_BNHC = joined_linear(x_BNH, _projections(module)).view(B, N, Q + 2 * K, C)
+    norms, epsilon = None, epsilon_of(getattr(module, "q_norm", None))
+    if epsilon is not None:
+        norms = HeadNorms(module.q_norm.weight, module.k_norm.weight, epsilon)
+    if hasattr(cache, "place"):
+        place = Place(*cache.place(module.layer_idx))
+        q_BNQC = rotated(qkv_BNHC, Q, cos, sin, place, norms)
+        return q_BNQC.transpose(1, 2), *cache.read(module.layer_idx)
+    k_BKNC, v_BKNC = qkv_BNHC.new_empty(2, B, K, N, C)
+    place = Place(k_BKNC, v_BKNC, torch.arange(N, device=x_BNH.device).expand(B, N))
+    q_BNQC = rotated(qkv_BNHC, Q, cos, sin, place, norms)
+    if cache is None:
+        return q_BNQC.transpose(1, 2), k_BKNC, v_BKNC
+    return q_BNQC.transpose(1, 2), *cache.update(k_BKNC, v_BKNC, module.layer_idx)
+
+
+def _projections(module: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return module.q_proj, module.k_proj, module.v_proj
+
+
+# -------------------------------------------------------------- whether ours compute the same
+
+
+def _has_parts(module: Any) -> bool:
+    """Whether a module could be an attention layer of the usual form."""
+    if not can_join([getattr(module, name, None) for name in _PROJECTIONS]):
+        return False
+    head_dim, norms = getattr(module, "head_dim", None), _norms(module)
+    if not isinstance(head_dim, int) or head_dim % 2 or None in norms:
+        return False
+    sizes = {epsilon_of(each) for each in norms}
+    narrow = all(each.weight.shape == (head_dim,) and is_rms_norm(each) for each in norms)
+    names = ("o_proj", "scaling", "layer_idx", "config")
+    return len(sizes) < 2 and narrow and all(hasattr(module, name) for name in names)
+
+
+def _norms(module: Any) -> list[Any]:
+    """The norms of queries and keys; empty without any, with None where there is one only."""
+    norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+    return [] if norms == [None, None] else norms
+
+
+@torch.no_grad()
+def _arguments_if_same(module: Any) -> Mapping[str, Any] | None:
+    """What the layer tells its attention function besides what all layers do, if its own method and
+    ours agree on examples: on the keys and values for the cache, on all that the attention function
+    is given, and on the results. None if they do not."""
+    twin = copy.copy(module)  # whose attention function is the spy's
+    twin.config = copy.copy(module.config)
+    twin.config._attn_implementation = _SPY
+    try:
+        theirs, their_result = _spied(twin, type(module).forward)
+        more = {name: value for name, value in theirs.kwargs.items() if name == "sliding_window"}
+        ours, our_result = _spied(twin, partial(forward, more=more))
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return None  # it is of another form
+    same = theirs.kwargs == ours.kwargs and len(theirs.numbers) == len(ours.numbers)
+    same = same and all(map(agree, ours.numbers, theirs.numbers))
+    return more if same and agree(our_result, their_result) else None
+
+
+def example_angles(module: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of angles for two rows of two tokens, as a model computes them."""
+    angle_BNC = example(like.new_empty(module.head_dim // 2)).view(2, 2, -1).repeat(1, 1, 2)
+    return angle_BNC.cos(), angle_BNC.sin()
+
+
+def _spied(module: Any, forward: Callable[..., tuple[Tensor, Any]]) -> tuple["_Calls", Tensor]:
+    """What a layer gives to its cache and attention function for an example, and its result."""
+    x_BNH = example(module.q_proj.weight).view(2, 2, -1)
+    calls = _Calls()
+    ALL_ATTENTION_FUNCTIONS[_SPY] = calls.attend
+    try:
+        result, _ = forward(
+            module,
+            hidden_states=x_BNH,
+            position_embeddings=example_angles(module, x_BNH),
+            attention_mask=None,
+            past_key_values=calls,
+        )
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[_SPY]
+    return calls, result
+
+
+@torch.no_grad()
+def _kernel_computes_attention(like: Tensor) -> bool:
+    """Whether our kernel and torch's agree on examples, of the device and dtype of a tensor."""
+    from outrider.runtime.kernels import gpu_kernels
+
+    numbers = example(like.new_empty(_TRIED[0] * _TRIED[1])).view(2, 2, *_TRIED)
+    q_BQNC = torch.cat([numbers, -numbers], 1)
+    k_BKSC, v_BKSC = numbers, numbers.flip(2)
+    mask_B1NS = torch.zeros_like(numbers[:, :1, :, : _TRIED[0]])
+    mask_B1NS[..., 1::3] = torch.finfo(like.dtype).min
+    given = q_BQNC, k_BKSC, v_BKSC, mask_B1NS, _TRIED[1] ** -0.5
+    found_BNQC = gpu_kernels.attended(*given)
+    k_BQSC, v_BQSC = k_BKSC.repeat_interleave(2, 1), v_BKSC.repeat_interleave(2, 1)
+    wanted_BQNC = functional.scaled_dot_product_attention(q_BQNC, k_BQSC, v_BQSC, mask_B1NS)
+    return agree(found_BNQC, wanted_BQNC.transpose(1, 2))
+
+
+class _Calls:
+    """What an attention layer gives to its cache and to its attention function.
+
+    Attributes:
+        numbers: tensors.
+        kwargs: all else.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[Tensor] = []
+        self.kwargs: dict[str, Any] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """As of a cache."""
+        self.numbers += [key, value]
+        self.kwargs["layer"] = layer
+        return key, value
+
+    def attend(
+        self, _: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """As an attention function."""
+        self.numbers += [query, key, value]
+        self.kwargs |= kwargs
+        return (query + query.flip(2)).transpose(1, 2), None

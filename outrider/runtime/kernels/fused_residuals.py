@@ -1,0 +1,86 @@
+"""Decoder layers on a GPU whose sums take no kernel of their own.
+
+    y = x + attention(norm(x))
+    z = y + MLP(norm(y))
+
+The first sum is computed by the kernel of the norm that reads it, the second by the matrix product
+before it, which adds to y in place. Only layers whose attention and MLP run by our kernels do so.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.runtime.kernels import fused_attention, fused_mlp
+from outrider.runtime.kernels.fused_norms import epsilon_of
+from outrider.runtime.kernels.replaced_methods import (
+    agree,
+    example,
+    has_hooks,
+    replace_forward,
+    runs_own_code,
+    variant_of,
+)
+
+
+def use_fused_residuals(module: nn.Module) -> int:
+    """Lets the decoder layers of a module run without kernels for sums where they compute the
+    formula; returns how many do.
+
+    Args:
+        module: a model whose norms, MLPs and attention layers run by our kernels; the methods of
+            its layers are replaced.
+    """
+    layers = [each for each in module.modules() if _has_parts(each) and _computes_the_formula(each)]
+    for each in layers:
+        replace_forward(each, _forward)
+    return len(layers)
+
+
+def _has_parts(module: Any) -> bool:
+    names = "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
+    attention, mlp, *norms = (getattr(module, name, None) for name in names)
+    if variant_of(attention, fused_attention.forward) is None or None in map(epsilon_of, norms):
+        return False
+    if mlp is None or variant_of(mlp, fused_mlp.forward) is None:
+        return False
+    down = mlp.down_proj
+    return type(down) is nn.Linear and down.bias is None and not any(map(has_hooks, (down, *norms)))
+
+
+def _forward(module: Any, hidden_states: Tensor, *arguments: Any, **given: Any) -> Tensor:
+    usual = not arguments and fused_attention.is_usual(module.self_attn, **given)
+    if runs_own_code(module) or not usual:
+        found: Tensor = type(module).forward(module, hidden_states, *arguments, **given)
+        return found
+    return _summed(module, hidden_states, given)
+
+
+def _summed(module: Any, x_BNH: Tensor, given: Mapping[str, Any]) -> Tensor:
+    from outrider.runtime.kernels.gpu_kernels import normed_sum
+
+    norm, mlp = module.post_attention_layernorm, module.mlp
+    epsilon = epsilon_of(norm) or 0.0
+    attended_BNH, _ = module.self_attn(hidden_states=module.input_layernorm(x_BNH), **given)
+    y_BNH, normed_BNH = normed_sum(x_BNH, attended_BNH, norm.weight, epsilon)
+    inner_BNF = fused_mlp.inner(mlp, normed_BNH, **(variant_of(mlp, fused_mlp.forward) or {}))
+    y_BNH.view(-1, y_BNH.shape[-1]).addmm_(inner_BNF.flatten(0, -2), mlp.down_proj.weight.t())
+    return y_BNH
+
+
+@torch.no_grad()
+def _computes_the_formula(module: Any) -> bool:
+    attention = module.self_attn
+    x_BNH = example(attention.q_proj.weight).view(2, 2, -1)
+    given = {
+        "position_embeddings": fused_attention.example_angles(attention, x_BNH),
+        "attention_mask": x_BNH.new_zeros(2, 1, 2, 2),
+        "past_key_values": None,
+    }
+    try:
+        wanted = type(module).forward(module, x_BNH, **given)
+        return agree(_summed(module, x_BNH, given), wanted)
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return False  # it is of another form
