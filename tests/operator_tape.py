@@ -36,6 +36,11 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self._steps: list[tuple[Any, Sequence[Any], Mapping[str, Any], list[Tensor]]] = []
 
+    @property
+    def num_computing(self) -> int:
+        """How many operators do more than return a view of what they are given."""
+        return sum(not func.is_view for func, *_ in self._steps)
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from operator_tape import record_on_tape
+from operator_tape import Tape, record_on_tape
 from torch import Tensor
 
 
@@ -22,6 +22,14 @@ def test_replays_on_the_same_tensors() -> None:
     assert swapped.tolist() == [20, 10]
     replay()
     assert (swapped.tolist(), last.tolist(), sum_N.tolist()) == ([60, 50], [8], [6, 8])
+
+
+def test_views_do_not_count_as_computing() -> None:
+    x_N = torch.ones(2)
+    with Tape() as tape:
+        (x_N.view(2, 1).expand(2, 3)[:, 1:] * 10).sum(1).unsqueeze(0)
+        x_N.add_(1)
+    assert tape.num_computing == 3
 
 
 def test_branches_taken_in_python_are_fixed() -> None:

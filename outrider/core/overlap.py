@@ -113,7 +113,8 @@ def overlap_down(draft: Draft, p_at: NodeDistributions) -> Overlap:
     has_child_B, _ = first_child(root_B)
     none_BD = torch.zeros(B, D, device=draft.tokens_BN.device)
     state = root_B, has_child_B.float(), root_B.new_zeros(()), none_BD, none_BD.clone()
-    return Overlap(*repeat_while(some_row_goes_on, descend, state)[3:])
+    # Each step descends by a level, of which there are at most D.
+    return Overlap(*repeat_while(some_row_goes_on, descend, state, at_most=D)[3:])
 
 
 def accepted_nodes(draft: Draft, verdict: Verdict) -> Tensor:

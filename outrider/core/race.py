@@ -56,7 +56,7 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
         block_BG = bound_BG.topk(G, largest=False)[1]  # in memory, where no product is an index
         return _fastest(weights_BGW, rng, minima, block_BG)[1], torch.ones_like(won_B)
 
-    return repeat_while(is_open, open_all, (token_B, won_B))[0]
+    return repeat_while(is_open, open_all, (token_B, won_B), at_most=1)[0]
 
 
 def _fastest(

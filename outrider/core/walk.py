@@ -173,7 +173,7 @@ def walk_down(rule: NodeRule, draft: Draft, p_at: NodeDistributions, rng: Stream
     q = () if q_BNV is None else (at_node(q_BNV, root_B),)
     state: LoopState = (*child_of(root_B, root_B), root_B, p_BV, *q)
     if loops:
-        state = repeat_while(some_row_goes_on, verify, state)
+        state = repeat_while(some_row_goes_on, verify, state, at_most=draft.walk_length_bound)
     else:
         for _ in range(draft.walk_length_bound):
             state = verify(*state)

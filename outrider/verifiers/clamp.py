@@ -21,8 +21,8 @@ probability 1 - ρ / q(p = 0). A token with q = 0 < p is in B from the start.
 
 All sums are in float64.
 
-Legend: R rows to solve, V vocabulary, G groups of tokens in ascending order of p/q, Z tokens with
-mass in both distributions; a leading dimension of 2 is for A and B.
+Legend: R rows to solve, V vocabulary, G groups of tokens in ascending order of p/q, E values
+of ρ, Z tokens with mass in both distributions; a leading dimension of 2 is for A and B.
 """
 
 from typing import NamedTuple
@@ -32,11 +32,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.core import Divergence, repeat_while
-from outrider.core.recording import is_recorded
+from outrider.core.recording import is_captured, is_recorded
+from outrider.core.repeat import narrow
 
 _AIM = 1 - 7e-7  # fraction of the budget to aim at, so that rounding never exceeds the budget
 _TOLERANCE = 1e-7
 _MAX_STEPS = 100
+_SECTIONS = 1024, 12  # sections, steps: 120 halvings, where Newton's steps are at most 100
 _LARGE = 1024  # in vocabularies from this size on, tokens of mass 0 are merged first
 
 
@@ -112,7 +114,7 @@ class ClampPath:
     def sizes(self, rho_R1: Tensor) -> Tensor:
         """The number of groups in A and in B at this ρ, (2, R, 1)."""
         size_2R1 = torch.searchsorted(
-            self.joins_2RG, rho_R1.expand(2, -1, 1).contiguous(), right=True
+            self.joins_2RG, rho_R1.expand(2, -1, -1).contiguous(), right=True
         )
         return size_2R1.minimum(self.most_2R1)
 
@@ -138,9 +140,16 @@ class ClampPath:
     ) -> Tensor:
         """The ρ at which D equals the budget, or falls short of it by at most a millionth.
 
-        A bracketed Newton iteration on the square root of D, which is nearly linear in ρ.
+        A bracketed Newton iteration on the square root of D, which is nearly linear in ρ. The
+        number of its steps depends on the distributions, so captured code divides the bracket into
+        sections instead, a fixed number of times, and evaluates D at all their ends at once.
         """
         aim = _AIM * budget
+        if is_captured():
+            whole_R1 = self.divergence_at(self.least_R1) <= budget
+            ends = self.least_R1, self.top_R1
+            rho_R1 = narrow(lambda rho_RE: self.divergence_at(rho_RE) > aim, *ends, *_SECTIONS)
+            return torch.where(whole_R1, self.least_R1, rho_R1)
         if start_R1 is None:
             whole_R1 = self.divergence_at(self.least_R1) <= budget
             start_R1 = (self.least_R1 + self.top_R1) / 2
@@ -206,7 +215,7 @@ class ClampPath:
 def sorted_path(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, off_support: bool) -> ClampPath:
     """The path of these distributions, with every token in its own group."""
     P_RV, Q_RV = (x.double() / x.sum(1, keepdim=True, dtype=torch.float64) for x in (p_RV, q_RV))
-    if P_RV.shape[1] >= _LARGE:
+    if P_RV.shape[1] >= _LARGE and not is_captured():  # merging reads how many tokens remain
         P_RV, Q_RV = _without_zeros(P_RV, Q_RV)
     order_RV = torch.where(Q_RV > 0, P_RV / Q_RV, torch.inf).argsort(1)
     P_RV, Q_RV = P_RV.gather(1, order_RV), Q_RV.gather(1, order_RV)

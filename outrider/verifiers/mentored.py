@@ -48,6 +48,7 @@ from outrider.core import (
     walk,
 )
 from outrider.core.errors import InvalidParameterError
+from outrider.core.recording import is_captured
 from outrider.verifiers.clamp import Clamp, sorted_path
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.zoom import zoom
@@ -55,6 +56,7 @@ from outrider.verifiers.zoom import zoom
 Bracket = Literal["exact", "blog"]
 
 _LARGE = 8192  # vocabularies from this size on are solved without sorting
+_MOST_AT_ONCE = 2**20  # probabilities that captured code sorts at a time: 200 MB
 
 _WORDS = {"kl": "KL(p‖π)", "rkl": "KL(π‖p)", "tv": "TV(p, π)", "chi2": "χ²(p‖π)"}
 
@@ -125,6 +127,26 @@ class Mentored:
         q_BDV = None if q_BNV is None else q_BNV[:, :-1]
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         accepted_BD = Rejection().accept(p_BNV[:, :-1], q_BDV, x_BD, u_BD)
+        find = self._all_at_once if is_captured() else self._from_the_first
+        accepted_BD, rejected_B, b_B = find(draft, p_BNV, accepted_BD, u_BD)
+        num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
+
+        rows_B = torch.arange(B, device=p_BNV.device)
+        p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
+        q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
+        left_BV = _residual(p_BV, q_BV, x_BD[rows_B, stop_B], b_B)
+        emptied_B = left_BV.sum(1) == 0  # rounding may leave no mass
+        probs_BV = torch.where((rejected_B & ~emptied_B)[:, None], left_BV, p_BV)
+        path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, N - 1)
+        return Verdict(path_BD, num_B, draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
+
+    def _from_the_first(
+        self, draft: Draft, p_BNV: Tensor, accepted_BD: Tensor, u_BD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Decides about the tokens that rejection sampling rejects, as far as each row gets.
+        Returns which tokens are accepted, (B, D), whether a row stops at a rejected one, (B,), and
+        1/β there, (B,)."""
+        N, x_BD, q_BNV = draft.num_nodes, draft.tokens_BN[:, 1:], draft.probs_BNV
         q_XV = None if q_BNV is None else q_BNV.flatten(0, 1)
         exists_BD, num_drafted_B = draft.mask_BN[:, 1:], draft.num_drafted_B
 
@@ -160,18 +182,33 @@ class Mentored:
         # the budget overturns it, the next one. Each iteration synchronises; there are at most N-1.
         none_B = torch.zeros_like(draft.mask_BN[:, 0])
         ones_B = torch.ones_like(none_B, dtype=torch.float64)
-        state = repeat_while(some_row_is_open, relax, (accepted_BD, none_B, ones_B))
-        accepted_BD, rejected_B, b_B = state
-        num_B, _ = reached(accepted_BD, rejected_B)
+        accepted_BD, rejected_B, b_B = repeat_while(
+            some_row_is_open, relax, (accepted_BD, none_B, ones_B)
+        )
+        return accepted_BD, rejected_B, b_B
 
-        rows_B = torch.arange(B, device=p_BNV.device)
-        p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
-        q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
-        left_BV = _residual(p_BV, q_BV, x_BD[rows_B, stop_B], b_B)
-        emptied_B = left_BV.sum(1) == 0  # rounding may leave no mass
-        probs_BV = torch.where((rejected_B & ~emptied_B)[:, None], left_BV, p_BV)
-        path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, N - 1)
-        return Verdict(path_BD, num_B, draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
+    def _all_at_once(
+        self, draft: Draft, p_BNV: Tensor, accepted_BD: Tensor, u_BD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in captured code: solves all positions, whether rows get there or not. Many
+        positions at a time take as many kernels as one."""
+        B, N, V = p_BNV.shape
+        x_BD, q_BNV = draft.tokens_BN[:, 1:], draft.probs_BNV
+        size = max(_MOST_AT_ONCE // (B * V), 1)
+
+        def relaxed(first: int) -> tuple[Tensor, ...]:
+            at = slice(first, min(first + size, N - 1))
+            p_RV = p_BNV[:, at].flatten(0, 1)
+            q_RV = None if q_BNV is None else q_BNV[:, at].flatten(0, 1)
+            found = self._relax(p_RV, q_RV, x_BD[:, at].flatten(), u_BD[:, at].flatten())
+            return tuple(each_R.view(B, -1) for each_R in found)
+
+        parts = zip(*map(relaxed, range(0, N - 1, size)), strict=True)
+        relaxed_BD, b_BD = (torch.cat(each, 1) for each in parts)
+        accepted_BD = accepted_BD | relaxed_BD
+        num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
+        b_B = b_BD.gather(1, num_B.clamp(max=N - 2)[:, None])[:, 0]
+        return accepted_BD, num_B < draft.num_drafted_B, b_B
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """``u α q(x) < p(x)``. α <= 1 is only computed where rejection sampling rejects x."""
@@ -218,8 +255,8 @@ class Mentored:
             assert x_R is not None
             p_R1 = p_RV.double().gather(1, x_R[:, None]).clamp(max=1)
             p_RV = torch.cat([p_R1, 1 - p_R1], 1)
-            q_RV = torch.tensor([[1.0, 0.0]], device=p_RV.device).expand_as(p_RV)
-        if self.bracket == "blog" or p_RV.shape[1] < _LARGE or self.allow_off_support:
+            q_RV = torch.cat([torch.ones_like(p_R1), torch.zeros_like(p_R1)], 1)
+        if self._sorts(p_RV.shape[1]):
             return self._by_sorting(p_RV, q_RV)
 
         def some_row_is_left(*state: Tensor) -> Tensor:
@@ -239,6 +276,12 @@ class Mentored:
         clamp, exact_R = zoom(self.divergence, p_RV, q_RV, self.budget)
         alpha_R, b_R, off_R, _ = repeat_while(some_row_is_left, by_sorting, (*clamp, exact_R))
         return Clamp(alpha_R, b_R, off_R)
+
+    def _sorts(self, num_tokens: int) -> bool:
+        """Whether it solves by sorting, as captured code always does: the solver without sorting
+        reads how many tokens it selects."""
+        only = self.bracket == "blog" or self.allow_off_support
+        return only or num_tokens < _LARGE or is_captured()
 
     def _by_sorting(self, p_RV: Tensor, q_RV: Tensor) -> Clamp:
         path = sorted_path(self.divergence, p_RV, q_RV, self.allow_off_support)

@@ -22,9 +22,10 @@ in the paper).
 
 Preserves: the target distribution exactly. Accepts i.i.d. drafts whose sequences branch only at the
 root (equal prefixes are repeated, because multiplicity counts), with any lengths and any order of
-the nodes. Synchronises with the device at each position and each step of the bisection.
+the nodes. Synchronises with the device at each position and each step of the bisection, unless it
+is captured.
 
-Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), E values of ρ, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -47,9 +48,11 @@ from outrider.core import (
     repeat_while,
 )
 from outrider.core.errors import IncompatibleError
-from outrider.core.recording import is_recorded
+from outrider.core.recording import is_captured, is_recorded
+from outrider.core.repeat import narrow
 
 _NUM_BISECTIONS = 30  # ρ within 1e-9 of k
+_HALVINGS = 3  # in one step of captured code, which takes the memory of 7 distributions per row
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,15 @@ class Spectr:
             probs_BV = torch.where(accepted_B[:, None], p_BNV[rows_B, node_B], probs_BV)
             return node_B, active_BN.gather(1, above_BN) & drafted_BN, probs_BV
 
-        # A step per position, at which the nodes `next_BN` are the active sequences' next tokens.
+        # A step per position, at which the nodes `next_BN` are the active sequences' next tokens:
+        # the nodes of the next level, so there are as many steps as levels at most, and a walk may
+        # visit a node of each.
         from_root_BN = drafted_BN & (draft.parents_BN == 0)
         wide_BV = p_BNV[:, 0].to(torch.promote_types(p_BNV.dtype, _wide(p_BNV)))
         state = torch.zeros_like(rows_B), from_root_BN, wide_BV
-        node_B, _, probs_BV = repeat_while(some_row_goes_on, verify, state)
+        node_B, _, probs_BV = repeat_while(
+            some_row_goes_on, verify, state, at_most=draft.walk_length_bound
+        )
         num_accepted_B = draft.depth_BN[rows_B, node_B]
         next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
@@ -127,6 +134,14 @@ class Spectr:
         low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
         high_B = num_B.to(low_B.dtype).clamp(min=1)
         p_BV, q_BV = p_BV.to(low_B.dtype), q_BV.to(low_B.dtype)
+        if is_captured():  # the same interval, up to rounding, by fewer kernels
+
+            def is_below(rho_BE: Tensor) -> Tensor:
+                beta_BE = common(p_BV[:, None], q_BV[:, None], rho_BE).sum(2).clamp(max=1)
+                return some_accepted(beta_BE, num_B[:, None]) > rho_BE * beta_BE
+
+            num_steps = -(-_NUM_BISECTIONS // _HALVINGS)
+            return narrow(is_below, low_B[:, None], high_B[:, None], 2**_HALVINGS, num_steps)[:, 0]
 
         def some_row_has_several(low_B: Tensor, high_B: Tensor, num_steps: Tensor) -> Tensor:
             return (num_B > 1).any() & (num_steps < _NUM_BISECTIONS)
@@ -160,8 +175,9 @@ class Spectr:
 
 
 def common(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor) -> Tensor:
-    """``min(q, p/ρ)``: the probability that one draw yields x and accepts it."""
-    return torch.minimum(q_BV.to(rho_B.dtype), p_BV / rho_B[:, None])
+    """``min(q, p/ρ)``: the probability that one draw yields x and accepts it. Leading dimensions
+    broadcast."""
+    return torch.minimum(q_BV.to(rho_B.dtype), p_BV / rho_B[..., None])
 
 
 def some_accepted(beta_B: Tensor, num_B: Tensor) -> Tensor:

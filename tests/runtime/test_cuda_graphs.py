@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 from interpreted_graphs import interpreted, without_compiler
-from operator_tape import record_on_tape
+from operator_tape import Tape, record_on_tape
 from real_tokenizers import worded
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, tiny_module, token_ids
 from tiny_ngrams import tiny_file
@@ -23,9 +24,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from outrider import Engine, Sampling
-from outrider.core import Stream, repeat_while
+from outrider.core import Draft, Drawn, Stream, Verifier, at_node, race, repeat_while, row_keys
 from outrider.core.chain import cached_arange
 from outrider.core.errors import OutriderWarning
+from outrider.core.overlap import overlap_down
 from outrider.core.recording import capturing
 from outrider.core.repeat import apply_if
 from outrider.core.tree import _cached_tree_tensors, tree_tensors
@@ -46,6 +48,10 @@ from outrider.runtime.executors.cuda_graphs import (
 )
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.traced import TreeForward
+from outrider.runtime.executors.verification_program import GivenNumbers
+from outrider.verifiers import Rejection
+from outrider.verifiers.mentored import Mentored
+from outrider.verifiers.spectr import Spectr
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=20, ignore_eos=True)
 LONG = replace(SAMPLED, max_new_tokens=28)
@@ -278,7 +284,8 @@ def test_every_method_writes_the_same_text_by_captured_code(method: str) -> None
 
 
 @pytest.mark.parametrize(
-    "method", ["specinfer", "sequoia", "top-k-tree", "traversal", "eagle3-tree", "mjsd", "mtad"]
+    "method",
+    ["specinfer", "sequoia", "spectr", "top-k-tree", "traversal", "eagle3-tree", "mjsd", "mtad"],
 )
 def test_rules_for_trees_and_searches_decide_the_same_when_captured(method: str) -> None:
     texts, made = [], list[GraphedProgram]()
@@ -298,6 +305,124 @@ def test_rules_for_trees_and_searches_decide_the_same_when_captured(method: str)
     assert all(isinstance(program, GraphedProgram) and program.num_captures for program in sampled)
     assert sampled
     assert made
+
+
+def decided(rule: Verifier, parents: tuple[int, ...], *, is_chosen: bool = False) -> Program:
+    """A rule as a program: of a chain, or of a tree with these parents of its nodes."""
+    is_chain, N = parents == tuple(range(-1, len(parents) - 1)), len(parents)
+    none_BN, all_BN = torch.zeros(1, N, dtype=torch.int64), torch.ones(1, N, dtype=torch.bool)
+    tree = Draft.tree(parents, none_BN, all_BN, None, "chosen")
+    longest = int(tree.walk_step_BN.max())
+    drawn: Drawn = "chosen" if is_chosen else "iid"
+
+    def decide(inputs: list[Tensor]) -> list[Tensor]:
+        tokens_BN, mask_BN, p_BNV, q_BNV, accept_BN, next_BN = inputs
+        probs_BNV = None if is_chosen else q_BNV
+        draft = Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn)
+        if not is_chain:
+            draft = Draft.tree(parents, tokens_BN, mask_BN, probs_BNV, drawn, longest)
+        rng = GivenNumbers.of([tokens_BN[:, 0]] * 2, accept_BN, next_BN)
+        verdict = rule(draft, p_BNV, rng)
+        return [verdict.num_accepted_B, verdict.next_token_B, verdict.path_BD]
+
+    return decide
+
+
+def drafts(parents: tuple[int, ...], V: int, seed: int, *, is_chosen: bool) -> list[Tensor]:
+    """Inputs of such a program: ragged rows, of distributions that are far apart or close. Chosen
+    tokens are likely ones."""
+    generator, B, N = torch.Generator().manual_seed(seed), 4, len(parents)
+    z_2BNV = torch.randn(2, B, N, V, generator=generator)
+    z_2BNV[1] = z_2BNV[0] + 3 ** -(seed % 4) * z_2BNV[1]
+    p_BNV, q_BNV = z_2BNV.softmax(-1)
+    if seed % 2:
+        p_BNV = torch.where(p_BNV < 1 / V, 0.0, p_BNV)
+    above_D = torch.tensor(parents[1:])
+    drawn_BD = q_BNV[:, above_D].flatten(0, 1).multinomial(1, generator=generator).view(B, -1)
+    tokens_BN = torch.nn.functional.pad(drawn_BD, (1, 0))
+    for child, above in enumerate(parents[1:], 1):
+        if is_chosen:
+            p_BNV[:, above].scatter_(1, tokens_BN[:, child, None], 0.5)
+    p_BNV = p_BNV / p_BNV.sum(-1, keepdim=True)
+    mask_BN = torch.arange(N) < torch.randint(1, N + 1, (B, 1), generator=generator)
+    mask_BN[0] = True
+    numbers_2BN = torch.rand(2, B, N, generator=generator, dtype=torch.float64)
+    return [tokens_BN, mask_BN, p_BNV, q_BNV, *numbers_2BN]
+
+
+CHAIN, TREE = (-1, 0, 1, 2, 3), (-1, 0, 0, 1, 1, 2, 3, 6)
+SEQUENCES = (-1, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+LOOPS = {
+    "mentored": (Mentored(0.1), CHAIN, 30),
+    "mentored, KL(π‖p)": (Mentored(0.1, "rkl"), CHAIN, 30),
+    "mentored, TV": (Mentored(0.05, "tv"), CHAIN, 30),
+    "mentored, χ²": (Mentored(0.1, "chi2"), CHAIN, 1500),
+    "mentored, off the support": (Mentored(0.1, allow_off_support=True), CHAIN, 1500),
+    "mentored, the author's bracket": (Mentored(0.1, bracket="blog"), CHAIN, 30),
+    "mentored, a large vocabulary": (Mentored(0.1), CHAIN, 9000),
+    "sequences": (Spectr(), SEQUENCES, 30),
+    "one sequence": (Spectr(), CHAIN, 30),
+    "a walk": (Rejection(), TREE, 30),
+    "a walk, a large vocabulary": (Rejection(), TREE, 5000),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "is_chosen"),
+    [(case, False) for case in LOOPS]
+    + [(case, True) for case, (rule, *_) in LOOPS.items() if "chosen" in rule.accepts],
+)
+def test_loops_decide_the_same_when_captured(case: str, is_chosen: bool) -> None:
+    """On other numbers than those of the capture, in at most 1,600 operators that compute."""
+    rule, parents, V = LOOPS[case]
+    program, operators = decided(rule, parents, is_chosen=is_chosen), list[int]()
+
+    def counting(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
+        with Tape() as tape:
+            results = run()
+        operators.append(tape.num_computing)
+        return tape.replay, results
+
+    graph, accepted = GraphedProgram(program, None, counting, case), set[int]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(24 if V < 1000 else 8):
+            inputs = drafts(parents, V, seed, is_chosen=is_chosen)
+            expected = program(inputs)
+            for found, wanted in zip(graph(inputs), expected, strict=True):
+                assert torch.equal(found, wanted)
+            accepted.update(expected[0].tolist())
+    assert graph.num_captures == len(operators) == 1
+    assert operators[0] <= 1600
+    assert len(accepted) > 2
+
+
+def test_the_overlap_down_a_tree_is_captured() -> None:
+    def overlap(inputs: list[Tensor]) -> list[Tensor]:
+        tokens_BN, mask_BN, p_BNV, q_BNV, *_ = inputs
+        draft = Draft.tree(TREE, tokens_BN, mask_BN, q_BNV, "iid")
+        return list(overlap_down(draft, partial(at_node, p_BNV)))
+
+    graph = GraphedProgram(overlap, None, record_on_tape, "toy")
+    for seed in range(12):
+        inputs = drafts(TREE, 30, seed, is_chosen=False)
+        for found, wanted in zip(graph(inputs), overlap(inputs), strict=True):
+            assert torch.equal(found, wanted)
+    assert graph.num_captures == 1
+
+
+def test_a_race_is_captured() -> None:
+    """Of more tokens than it opens at first, and of weights for which it opens all."""
+
+    def raced(inputs: list[Tensor]) -> list[Tensor]:
+        return [race(inputs[0], Stream(inputs[1], inputs[1]))]
+
+    graph = GraphedProgram(raced, None, record_on_tape, "toy")
+    for seed in range(6):
+        weights_BV = torch.randn(3, 5000).exp() * (seed % 3 > 0)
+        inputs = [weights_BV, row_keys([seed] * 3, [0, 1, 2], "cpu")]
+        assert torch.equal(graph(inputs)[0], raced(inputs)[0])
+    assert graph.num_captures == 1
 
 
 def test_a_loop_of_unknown_length_is_not_captured() -> None:
@@ -435,7 +560,7 @@ def test_rules_are_captured_on_a_gpu() -> None:
     models = [HFModel(tiny_module("llama", seed).cuda()) for seed in (0, 1)]
     for model in models:
         prepare.prepare(model, "auto")
-    for method in ("speculative", "block", "suffix"):
+    for method in ("speculative", "block", "suffix", "mentored", "spectr", "specinfer"):
         engine = engine_of(*models, method, 3)
         engine.generate(ragged_prompts([9, 3]), SAMPLED)
         assert engine.verification is not None

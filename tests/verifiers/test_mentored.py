@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Stream, output_distribution, row_keys, walk_chain
+from outrider.core import Draft, Drawn, Role, Stream, output_distribution, row_keys, walk_chain
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core.recording import capturing
+from outrider.runtime.executors.verification_program import GivenNumbers
 from outrider.testing import (
     ToyDrafter,
     ToyModel,
@@ -19,7 +21,7 @@ from outrider.testing import (
     sample_rounds,
     target_distribution,
 )
-from outrider.verifiers import Rejection
+from outrider.verifiers import Rejection, mentored
 from outrider.verifiers.mentored import Mentored
 
 RULES = [
@@ -69,6 +71,28 @@ def test_the_emitted_distribution_is_the_closed_form(
     pi_V = output_distribution(rule, p_V, q_V)
     torch.testing.assert_close(found.completed_S, pi_V, rtol=0, atol=1e-10)
     assert float((pi_V - p_V).abs().sum()) > 1e-3  # the budget is used
+
+
+@pytest.mark.parametrize("drawn", ["iid", "chosen"])
+@pytest.mark.parametrize("most", [1, 2000, 2**20])
+def test_captured_code_decides_the_same(
+    most: int, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many positions it solves at a time: one, two or all."""
+    monkeypatch.setattr(mentored, "_MOST_AT_ONCE", most)
+    p_BNV, q_BNV = torch.randn(2, 100, 6, 9).softmax(-1)
+    tokens_BN = q_BNV.flatten(0, 1).multinomial(1).view(100, 6).roll(1, 1)
+    mask_BN = torch.arange(6) <= torch.randint(6, (100, 1))
+    draft = Draft.chain(tokens_BN, mask_BN, q_BNV if drawn == "iid" else None, drawn)
+    rng = Stream(row_keys([0] * 100, list(range(100)), "cpu"), torch.zeros(100).long())
+    keys, numbers = [rng.key_B] * 2, [rng.uniform(role, 6) for role in (Role.ACCEPT, Role.NEXT)]
+    for rule in RULES:
+        expected = rule(draft, p_BNV, GivenNumbers.of(keys, *numbers))
+        with capturing():
+            found = rule(draft, p_BNV, GivenNumbers.of(keys, *numbers))
+        assert torch.equal(found.num_accepted_B, expected.num_accepted_B)
+        assert torch.equal(found.next_token_B, expected.next_token_B)
+        assert len(expected.num_accepted_B.unique()) > 2
 
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])

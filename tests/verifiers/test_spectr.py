@@ -3,7 +3,10 @@
 Legend: B rows, V vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from random_distributions import random_pairs
 from torch import Tensor
 from toy_trees import TreeDrafter, chain_of, same, sequences, stream
 
+from outrider.core import Draft, Stream, Verdict
 from outrider.core.errors import IncompatibleError
+from outrider.core.recording import capturing
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, chi2, enumerate_round
 from outrider.verifiers import Block, Rejection, spectr
 from outrider.verifiers.spectr import Spectr, common, some_accepted
@@ -76,11 +81,16 @@ def test_one_sequence_is_rejection_sampling_draw_for_draw() -> None:
     assert verdicts[0].num_accepted_B.unique().tolist() == list(range(6))
 
 
+@pytest.mark.parametrize("searches", [nullcontext, capturing])
 @pytest.mark.parametrize("num_draws", [1, 2, 3, 8, 64])
-def test_rho_is_the_smallest_that_leaves_no_negative_weight(num_draws: int) -> None:
+def test_rho_is_the_smallest_that_leaves_no_negative_weight(
+    num_draws: int, searches: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """By the search of eager and of captured code."""
     for p_V, q_V in random_pairs(160, seed=num_draws):
         p_BV, q_BV, num_B = p_V[None], q_V[None], torch.tensor([num_draws])
-        rho_B = Spectr().smallest_rho(p_BV, q_BV, num_B)
+        with searches():
+            rho_B = Spectr().smallest_rho(p_BV, q_BV, num_B)
         assert 1 <= float(rho_B) <= num_draws
         beta_B = common(p_BV, q_BV, rho_B).sum(1).clamp(max=1)
         p_acc_B = some_accepted(beta_B, num_B)
@@ -106,6 +116,57 @@ def test_the_distribution_does_not_depend_on_how_well_rho_is_found(
         lengths.append(result.acceptance_length)
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1] - 0.05
+
+
+@dataclass(frozen=True)
+class Captured(Spectr):
+    """The rule as it is captured."""
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        with capturing():
+            return super().__call__(draft, p_BNV, rng)
+
+
+@pytest.mark.parametrize("parents", [[0, 0, 0], TWO_BY_TWO])
+def test_captured_code_is_lossless(parents: list[int]) -> None:
+    drafter = TreeDrafter(GUESS, parents)
+    found, eager = (
+        enumerate_round(TARGET, drafter, rule, len(parents)) for rule in (Captured(), Spectr())
+    )
+    assert found.total_variation < 1e-12
+    assert found.acceptance_length == pytest.approx(eager.acceptance_length, abs=1e-12)
+
+
+def test_as_many_steps_suffice_as_a_walk_visits_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sequences of all lengths in any order, accepted in part or, as those of the target's
+    distribution are, as a whole."""
+    taken: list[tuple[int, int]] = []
+
+    def loop(goes_on, step, state, *, at_most=spectr._NUM_BISECTIONS):
+        num_steps = 0
+        while goes_on(*state):
+            state, num_steps = step(*state), num_steps + 1
+        taken.append((num_steps, at_most))
+        return state
+
+    monkeypatch.setattr(spectr, "repeat_while", loop)
+    for parents in ([0], [0, 1, 2, 3], [0, 0, 0], [0, 0, 0, 2, 1, 5, 6], TWO_BY_TWO):
+        parents_BN = torch.tensor([-1, *parents]).expand(20, -1)
+        mask_BN = torch.ones_like(parents_BN, dtype=torch.bool)
+        p_BNV = torch.randn(20, len(parents) + 1, 3).softmax(-1)
+        for q_BNV in (p_BNV, p_BNV.roll(1, 0)):
+            # one token: all sequences are the same, so that all remain active
+            for tokens_BN in (torch.zeros_like(parents_BN), torch.randint(3, parents_BN.shape)):
+                draft = Draft(tokens_BN, parents_BN, mask_BN, q_BNV, "iid")
+                longest = int(draft.walk_step_BN.max())
+                draft = replace(draft, max_walk_length=longest)
+                taken.clear()
+                Spectr()(draft, p_BNV, stream(20))
+                assert all(num_steps <= most for num_steps, most in taken)
+                num_steps, most = taken[-1]
+                assert most == longest
+                assert num_steps <= int(draft.depth_BN.max())
+                assert q_BNV is not p_BNV or num_steps == int(draft.depth_BN.max())
 
 
 def test_a_tree_that_branches_below_its_root_is_an_error() -> None:
