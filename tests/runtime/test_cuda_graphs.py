@@ -556,6 +556,25 @@ def test_every_method_writes_on_a_gpu_what_it_writes_on_a_cpu(method: str) -> No
 
 
 @ON_GPU
+@pytest.mark.parametrize(
+    "method", ["speculative", "top-k-tree", "dynamic-tree", "eagle3", "peagle", "mentored"]
+)
+def test_fused_layers_write_the_same_text(method: str) -> None:
+    """In float32, in which they take the place of models' own layers."""
+    options, samplings, prompts = case_of(method)
+    texts = []
+    for compile in ("off", "auto"):
+        models = [worded(seed) for seed in (0, 3)]
+        models = [HFModel(m.module.cuda().float(), m.tokenizer) for m in models]
+        for model in models:
+            prepare.prepare(model, compile)
+        assert ("forward" in vars(models[0].module.model.layers[0])) == (compile == "auto")
+        engine = engine_of(*models, method, 3, options=options, max_batch_size=2)
+        texts.append([token_ids(engine.generate(prompts, each)) for each in samplings])
+    assert texts[0] == texts[1]
+
+
+@ON_GPU
 def test_rules_are_captured_on_a_gpu() -> None:
     models = [HFModel(tiny_module("llama", seed).cuda()) for seed in (0, 1)]
     for model in models:

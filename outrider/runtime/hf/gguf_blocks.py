@@ -44,24 +44,30 @@ def keep_blocks(
     """Replaces the linear layers of a converted model by layers of the file's blocks, in place.
 
     Args:
-        module: the model of the converted folder, on the CPU.
+        module: the model of the converted folder, on the CPU or CUDA.
         file: the GGUF file.
         name: how messages call the model.
-        rounds_inputs: whether the layers round their inputs to eight bits (``grouped.py``).
+        rounds_inputs: whether the layers round their inputs to eight bits (``grouped.py``); on the
+            CPU only.
 
     Returns:
         The module. A warning says how many of its linear layers are not kept as blocks.
 
     Raises:
-        InvalidParameterError: a model that is not on the CPU.
+        InvalidParameterError: a model that is on another device, or on CUDA and to round inputs.
         ModelLoadError: the package that reads GGUF is not installed.
         UnsupportedModelError: none of its layers can be kept, or the package does not know its
             architecture.
     """
-    if module.device.type != "cpu":
+    if module.device.type not in ("cpu", "cuda"):
         raise InvalidParameterError(
             f"{name} is on {module.device}, where blocks of GGUF files cannot be kept: use "
-            f"device='cpu', or load it without quantization"
+            f"device='cpu' or 'cuda', or load it without quantization"
+        )
+    if module.device.type == "cuda" and rounds_inputs:
+        raise InvalidParameterError(
+            f"{name} is on {module.device}, where inputs are not rounded to eight bits: keep the "
+            f"file's blocks without rounding inputs (keep), or use device='cpu'"
         )
     try:
         from gguf import GGUFReader  # an optional dependency
@@ -81,7 +87,8 @@ def keep_blocks(
         if weight is None:
             apart[path] = "no tensor" if tensor is None else tensor.tensor_type.name
         else:
-            module.set_submodule(path, GroupedLinear(weight, layer.bias, rounds_inputs))
+            grouped = GroupedLinear(weight, layer.bias, rounds_inputs)
+            module.set_submodule(path, grouped.to(module.device))
     if len(apart) == len(layers):
         raise UnsupportedModelError(
             f"{name} has no linear layer in {', '.join(KINDS)} whose blocks could be kept; its "
@@ -169,11 +176,12 @@ def _agreeing(
         return None
     blocks = torch.from_numpy(np.array(tensor.data, dtype=np.uint8))
     weight = read_blocks(tensor.tensor_type.name, blocks)
-    rounded_NK = weight.dequantized().to(stored).to(layer.weight.dtype)
-    if rounded_NK.shape != layer.weight.shape:
+    wanted_NK = layer.weight.cpu()
+    rounded_NK = weight.dequantized().to(stored).to(wanted_NK.dtype)
+    if rounded_NK.shape != wanted_NK.shape:
         return None
     for order_N in _orders(module, layer.out_features):
-        if torch.equal(rounded_NK[order_N], layer.weight):
+        if torch.equal(rounded_NK[order_N], wanted_NK):
             return weight.rows(order_N)
     return None
 

@@ -20,11 +20,11 @@ of a multiple of 32 do not round their inputs.
 Layers that do not divide into groups of 128 get groups of 32, and those that do not divide into
 these, int8 weights with a scale per output.
 
-On the CPU all but ``int8`` compute with our kernels (``runtime/kernels``), whether a model is
-compiled or not. Without a C++ compiler they run as plain torch code, which dequantises weights in
-every forward pass and is slow; a warning says so. For int8 our kernels take over the layers of
-``int8_linear.py`` where a model uses the kernels. On CUDA torchao's tensors also multiply, and only
-``int8`` and ``int4`` exist.
+All but ``int8`` compute with our kernels (``runtime/kernels``), whether a model is compiled or not.
+Without a C++ compiler, or on CUDA without Triton, they run as plain torch code, which dequantises
+weights in every forward pass and is slow; a warning says so. For int8 our kernels take over the
+layers of ``int8_linear.py`` where a model on the CPU uses the kernels; on CUDA torchao's tensors
+multiply. Inputs are rounded on the CPU only: a GPU multiplies faster than it reads weights.
 
 Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
 them gets weights of its own. Layers whose weights the model's own code reads, such as the heads of
@@ -46,6 +46,7 @@ from outrider.core.values import check_choice
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.hf.support import reads_weight
 from outrider.runtime.kernels import use_grouped_kernels
+from outrider.runtime.kernels.few_bits_linear import FewBitsLinear
 from outrider.runtime.kernels.grouped import CHUNK, STEP, GroupedLinear, rounded
 
 KEEP = "keep"
@@ -54,7 +55,6 @@ _GROUPED = ("int4", "int8:32", "int8:128", "int4:32", "int4:128", KEEP)
 KINDS = ("int8", *_GROUPED, *(kind + ROUNDS_INPUTS for kind in _GROUPED))
 
 _GROUP = 32
-_ON_CUDA = ("int8", "int4")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,8 +66,7 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     """Quantises the weights of a model's linear layers, in place, and returns the model.
 
     Args:
-        module: a decoder or an encoder-decoder in float32, bfloat16 or float16 on the CPU or CUDA;
-            int4 on CUDA needs bfloat16.
+        module: a decoder or an encoder-decoder in float32, bfloat16 or float16 on the CPU or CUDA.
         kind: one of ``KINDS``, except ``keep`` and ``keep+a8``.
         name: how messages call it.
 
@@ -124,16 +123,15 @@ def _round(
     name: str,
 ) -> None:
     """Quantises layers of a module, some of which may be its output layers."""
-    on_cpu = next(module.parameters()).device.type == "cpu"
     try:
-        if on_cpu and kind != "int8":
+        if kind == "int8":
+            _use_torchao(module, layers)
+        else:
             for path, layer in layers.items():
                 module.set_submodule(path, _grouped(layer, kind, layer in outputs))
-        else:
-            _use_torchao(module, layers, outputs, kind, on_cpu)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        who = "Outrider" if on_cpu and kind != "int8" else "torchao"
+        who = "torchao" if kind == "int8" else "Outrider"
         raise UnsupportedModelError(
             f"{who} cannot quantize {name} ({type(module).__name__}) to {kind}: {reason[0]}; "
             f"load it without quantization"
@@ -162,29 +160,18 @@ def _grouped(layer: nn.Linear, kind: str, is_head: bool) -> GroupedLinear:
     return GroupedLinear(weight, layer.bias, kind.endswith(ROUNDS_INPUTS) and group % CHUNK == 0)
 
 
-def _use_torchao(
-    module: nn.Module,
-    layers: dict[str, nn.Linear],
-    outputs: Set[nn.Module | None],
-    kind: str,
-    on_cpu: bool,
-) -> None:
+def _use_torchao(module: nn.Module, layers: dict[str, nn.Linear]) -> None:
     """Rounds the layers by torchao; on the CPU they multiply by torch's kernel for int8."""
     torchao = _torchao()
-    if on_cpu:
+    if next(module.parameters()).device.type == "cpu":
         for path, layer in layers.items():
             module.set_submodule(path, Int8Linear(layer, torchao))
         return
-    kinds = {
-        path: "int4" if kind == "int4" and _fits_int4(layer) and layer not in outputs else "int8"
-        for path, layer in layers.items()
-    }
-    for each in set(kinds.values()):
-        torchao.quantize_(
-            module,
-            _config(each, torchao),
-            filter_fn=lambda _, path, each=each: kinds.get(path) == each,
-        )
+    torchao.quantize_(  # whose configuration is to leave the compiler's settings alone
+        module,
+        torchao.Int8WeightOnlyConfig(set_inductor_config=False),
+        filter_fn=lambda _, path: path in layers,
+    )
 
 
 def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
@@ -222,11 +209,7 @@ def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
 
 def _is_quantized(layer: nn.Module) -> bool:
     packed = isinstance(layer, nn.Linear) and layer.weight.dtype == torch.int8
-    return packed or isinstance(layer, Int8Linear | GroupedLinear)
-
-
-def _fits_int4(layer: nn.Linear) -> bool:
-    return layer.in_features % _GROUP == 0 and layer.out_features % 16 == 0
+    return packed or isinstance(layer, Int8Linear | GroupedLinear | FewBitsLinear)
 
 
 def _check_place(module: PreTrainedModel | nn.Parameter, kind: str, name: str) -> None:
@@ -240,21 +223,10 @@ def _check_place(module: PreTrainedModel | nn.Parameter, kind: str, name: str) -
         raise InvalidParameterError(
             f"{name} is on {device}, where {kind} does not work: use device='cpu' or 'cuda'"
         )
-    if device == "cuda" and kind not in _ON_CUDA:
+    if device == "cuda" and kind.endswith(ROUNDS_INPUTS):
         raise InvalidParameterError(
-            f"{name} is on cuda, where {kind} does not work: use one of {', '.join(_ON_CUDA)}"
+            f"{name} is on cuda, where {kind} does not work: use {kind.removesuffix(ROUNDS_INPUTS)}"
         )
-    if kind == "int4" and device == "cuda" and dtype != torch.bfloat16:
-        raise InvalidParameterError(f"{name}: int4 on CUDA needs dtype='bfloat16', not {dtype}")
-
-
-def _config(kind: str, torchao: Any) -> Any:
-    """torchao's configuration, which leaves the compiler's settings alone."""
-    if kind == "int8":
-        return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
-    return torchao.Int4WeightOnlyConfig(
-        group_size=_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-    )
 
 
 def _torchao() -> Any:

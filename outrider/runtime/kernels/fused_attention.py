@@ -23,7 +23,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.runtime.kernels.fused_norms import epsilon_of, is_rms_norm
-from outrider.runtime.kernels.joined_linears import can_join, join, joined_linear
+from outrider.runtime.kernels.joined_linears import can_join, example_inputs, join, joined_linear
 from outrider.runtime.kernels.layers import is_plain_attention
 from outrider.runtime.kernels.replaced_methods import (
     agree,
@@ -174,7 +174,7 @@ def _written(
     return q_BNQC.transpose(1, 2), *cache.update(k_BKNC, v_BKNC, module.layer_idx)
 
 
-def _projections(module: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+def _projections(module: Any) -> tuple[Any, Any, Any]:
     return module.q_proj, module.k_proj, module.v_proj
 
 
@@ -227,7 +227,7 @@ def example_angles(module: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def _spied(module: Any, forward: Callable[..., tuple[Tensor, Any]]) -> tuple["_Calls", Tensor]:
     """What a layer gives to its cache and attention function for an example, and its result."""
-    x_BNH = example(module.q_proj.weight).view(2, 2, -1)
+    x_BNH = example_inputs(module.q_proj).view(2, 2, -1)
     calls = _Calls()
     ALL_ATTENTION_FUNCTIONS[_SPY] = calls.attend
     try:

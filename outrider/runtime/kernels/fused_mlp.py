@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.runtime.kernels.joined_linears import can_join, join, joined_linear
+from outrider.runtime.kernels.joined_linears import can_join, example_inputs, join, joined_linear
 from outrider.runtime.kernels.replaced_methods import (
     agree,
-    example,
     replace_forward,
     runs_own_code,
 )
@@ -36,7 +35,7 @@ def use_fused_mlps(module: nn.Module) -> int:
     for each in module.modules():
         activation = _activation(each)
         if activation is not None and _computes_the_formula(each, activation):
-            join((each.gate_proj, each.up_proj))  # type: ignore[arg-type]  # it has these layers
+            join((each.gate_proj, each.up_proj))
             replace_forward(each, forward, activation=activation)
             found += 1
     return found
@@ -59,7 +58,7 @@ def _is_same(found: Tensor, wanted: Tensor) -> bool:
 
 @torch.no_grad()
 def _computes_the_formula(module: Any, activation: str) -> bool:
-    x_NH = example(module.gate_proj.weight)
+    x_NH = example_inputs(module.gate_proj)
     return agree(_gated(module, x_NH, activation), type(module).forward(module, x_NH))
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from outrider.runtime.kernels import fused_attention, fused_mlp
 from outrider.runtime.kernels.fused_norms import epsilon_of
+from outrider.runtime.kernels.joined_linears import example_inputs
 from outrider.runtime.kernels.replaced_methods import (
     agree,
-    example,
     has_hooks,
     replace_forward,
     runs_own_code,
@@ -46,8 +46,7 @@ def _has_parts(module: Any) -> bool:
         return False
     if mlp is None or variant_of(mlp, fused_mlp.forward) is None:
         return False
-    down = mlp.down_proj
-    return type(down) is nn.Linear and down.bias is None and not any(map(has_hooks, (down, *norms)))
+    return not any(map(has_hooks, (mlp.down_proj, *norms)))
 
 
 def _forward(module: Any, hidden_states: Tensor, *arguments: Any, **given: Any) -> Tensor:
@@ -66,14 +65,17 @@ def _summed(module: Any, x_BNH: Tensor, given: Mapping[str, Any]) -> Tensor:
     attended_BNH, _ = module.self_attn(hidden_states=module.input_layernorm(x_BNH), **given)
     y_BNH, normed_BNH = normed_sum(x_BNH, attended_BNH, norm.weight, epsilon)
     inner_BNF = fused_mlp.inner(mlp, normed_BNH, **(variant_of(mlp, fused_mlp.forward) or {}))
-    y_BNH.view(-1, y_BNH.shape[-1]).addmm_(inner_BNF.flatten(0, -2), mlp.down_proj.weight.t())
+    down = mlp.down_proj
+    if type(down) is not nn.Linear or down.bias is not None:
+        return y_BNH.add_(down(inner_BNF))
+    y_BNH.view(-1, y_BNH.shape[-1]).addmm_(inner_BNF.flatten(0, -2), down.weight.t())
     return y_BNH
 
 
 @torch.no_grad()
 def _computes_the_formula(module: Any) -> bool:
     attention = module.self_attn
-    x_BNH = example(attention.q_proj.weight).view(2, 2, -1)
+    x_BNH = example_inputs(attention.q_proj).view(2, 2, -1)
     given = {
         "position_embeddings": fused_attention.example_angles(attention, x_BNH),
         "attention_mask": x_BNH.new_zeros(2, 1, 2, 2),

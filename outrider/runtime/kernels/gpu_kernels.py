@@ -4,8 +4,8 @@ Each takes the place of two to ten kernels of torch. They compute in float32 and
 once, where torch's rounds each intermediate result. Triton comes with torch's CUDA builds; without
 it this module cannot be imported.
 
-Legend: B rows, N query tokens, T = B·N, H heads, Q of queries, K of keys, C width of a head, S
-slots that are read, F width of an MLP.
+Legend: B rows, N query tokens, H heads, Q of queries, K of keys, C width of a head, S slots that
+are read, F width of an MLP.
 """
 
 from contextlib import nullcontext
@@ -63,7 +63,7 @@ def _start_norm(
     H = x.shape[-1]
     width = triton.next_power_of_2(H)
     warps = min(16, max(1, width // 256))
-    with _on(x):
+    with on_device_of(x):
         _norm[(x.numel() // H,)](
             x, y, weight, total, found, epsilon, H=H, WIDTH=width, ADDS=adds, num_warps=warps
         )
@@ -147,7 +147,7 @@ def rotated(
     found = qkv_BNHC.new_empty(B, N, num_queries, C)
     q_weight, k_weight, epsilon = norms or (qkv_BNHC, qkv_BNHC, 0.0)
     keys, values, slots_BN = place
-    with _on(qkv_BNHC):
+    with on_device_of(qkv_BNHC):
         _rotate[(B * N, H)](
             qkv_BNHC,
             cos_BNC,
@@ -250,7 +250,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     """
     F = gate_up.shape[-1] // 2
     found = gate_up.new_empty(*gate_up.shape[:-1], F)
-    with _on(gate_up):
+    with on_device_of(gate_up):
         _gate[(found.numel() // F, triton.cdiv(F, _COLUMNS))](
             gate_up, found, F, COLUMNS=_COLUMNS, SILU=activation == "silu"
         )
@@ -304,7 +304,7 @@ def attended(
         parts = q_BQNC.new_empty(num, B, N, Q, C, dtype=torch.float32)
         extents = q_BQNC.new_empty(num, B, N, Q, 2, dtype=torch.float32)
     group = Q // K
-    with _on(q_BQNC):
+    with on_device_of(q_BQNC):
         _attend[(B * K, num)](
             q_BQNC,
             k_BKSC,
@@ -431,6 +431,6 @@ def _join(parts, extents, found, num, C: tl.constexpr, SHARES: tl.constexpr, WID
     tl.store(found + place * C + channel, joined, is_channel)
 
 
-def _on(x: Tensor) -> Any:
+def on_device_of(x: Tensor) -> Any:
     """Kernels start on the current device, which may be another one."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

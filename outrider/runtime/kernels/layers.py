@@ -22,6 +22,7 @@ from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.exact import FUNCTIONS
+from outrider.runtime.kernels.few_bits_linear import use_few_bits_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear
 
 NARROW = 32
@@ -101,13 +102,16 @@ def use_grouped_kernels(module: nn.Module, name: str) -> None:
     Where the kernels cannot be compiled, the plain code stays, with a warning.
 
     Args:
-        module: the model; changed in place if it is on a CPU.
+        module: the model; changed in place.
         name: how messages call it.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, GroupedLinear)]
     if not layers:
         return
     try:
+        if layers[0].weight.is_cuda:
+            use_few_bits_kernels(module)
+            return
         load_kernels(few_bits=True)
     except KernelError as error:
         warnings.warn(

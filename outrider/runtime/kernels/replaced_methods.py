@@ -46,10 +46,9 @@ def runs_own_code(module: nn.Module) -> bool:
     return module.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
-def example(weight: Tensor) -> Tensor:
-    """Inputs of various sizes for a module, (4, H), of the device and dtype of one of its
-    parameters (..., H)."""
-    return _example(weight.shape[-1]).to(weight.device, weight.dtype)
+def example(like: Tensor) -> Tensor:
+    """Numbers of various sizes, (4, H), of the device and dtype of a tensor (..., H)."""
+    return _example(like.shape[-1]).to(like.device, like.dtype)
 
 
 @lru_cache(maxsize=4)
