@@ -175,7 +175,8 @@ class KVMemory:
         shapes = []
         for (model, footprint), stretch in zip(self._models, self._stretches, strict=True):
             most = model.limit + max(MARGIN, self._nodes)
-            slots = min(rounded(min(stretch * num_tokens, model.limit) + nodes), most)
+            slots = min(stretch * num_tokens, model.limit) + nodes
+            slots = min(rounded(slots, model.device), most)
             shapes.append((footprint, slots, min(stretch * source, model.limit)))
         return shapes
 

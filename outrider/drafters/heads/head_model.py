@@ -20,6 +20,7 @@ from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.hf.quantize import quantize_head
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.fused_layers import use_fused_layers
+from outrider.runtime.kv_cache.buffer_pool import BufferPool
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 from outrider.sampling.warp import DraftParameters
@@ -55,6 +56,7 @@ class HeadModel(HFModel):
                 self.use_kernels()
             if self.device.type == "cuda":
                 use_fused_layers(self.module, self.name)
+                self.plan = KVCachePlan(pool=BufferPool())
             self.compiled = HeadExecutor(
                 self.module,
                 self.spec,

@@ -19,6 +19,7 @@ Legend: D drafted tokens, N query tokens, V vocabulary.
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -54,6 +55,7 @@ from outrider.runtime.hf.recurrent import RecurrentModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.kernels.fused_layers import use_fused_layers
+from outrider.runtime.kv_cache.buffer_pool import BufferPool
 from outrider.runtime.prefill import unsampled_context
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import DraftParameters
@@ -297,6 +299,7 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     check: Check = compare
     if model.device.type == "cuda":
         use_fused_layers(model.module, model.name)
+        model.plan = replace(model.plan, pool=BufferPool())
         graphs = partial(graphed, record=CudaRecorder(model.device), name=model.name)
         compiled = partial(_compiled_if_possible, make=make, name=model.name)
         make, read = (partial(graphs, make=compiled) if thorough else graphs), rounded_span

@@ -158,7 +158,8 @@ class HFModel:
             kv_dtype = self.plan.kv_dtype
         elif kv_dtype == "bfloat16" and self.dtype == torch.bfloat16:
             kv_dtype = "auto"
-        plan = KVCachePlan(kv_dtype, memory_budget)
+        pool = self.plan.pool if memory_budget is None else None  # its buffers are not counted
+        plan = KVCachePlan(kv_dtype, memory_budget, pool)
         if plan == self.plan:
             return self
         twin = self.in_role(self.name)

@@ -14,6 +14,7 @@ Legend: B rows, N query tokens of a forward pass, S slots, D depth, H heads, C w
 import math
 from collections.abc import Sequence
 from typing import Self
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ from outrider.runtime.kv_cache.storage import (
 )
 
 PLAIN = KVCachePlan()
-_FIRST_SLOTS = 64
+_FIRST_SLOTS = {"cuda": 256}
+"""Fewest slots of a KV buffer, where these are not 64: each size has CUDA graphs of its own."""
 
 
 class KVCache(Cache, Sequences):
@@ -81,6 +83,8 @@ class KVCache(Cache, Sequences):
         self._sides = [_side(self.keys, plan), _side(self.values, plan)]
         if plan.memory_budget is not None:
             plan.memory_budget.share(self)
+        if plan.pool is not None:
+            finalize(self, plan.pool.give_all, self._own_planes()).atexit = False
         self.span = 0
         self._start: int | None = 0
         self._first = self._num_queries = 0
@@ -137,7 +141,7 @@ class KVCache(Cache, Sequences):
             for side, width in zip(self._sides, widths, strict=True):
                 none = torch.empty(0, heads, 0, width, dtype=layout.dtype, device=layout.device)
                 for buffers, like in zip(side, self.plan.storage.encode(none), strict=True):
-                    buffers[layer] = self._grown(buffers[layer], like, num_rows, num_slots)
+                    self._grown(buffers, layer, like, num_rows, num_slots)
 
     def make_room(self) -> bool:
         """Grows the KV buffers to what the forward pass under way will read, since a compiled
@@ -150,7 +154,7 @@ class KVCache(Cache, Sequences):
                 for layer, buffer in enumerate(buffers):
                     if buffer is None:
                         return False
-                    buffers[layer] = self._grown(buffer, buffer, self.num_rows, self.span)
+                    self._grown(buffers, layer, buffer, self.num_rows, self.span)
         buffers_now = self._buffers()
         self._room = min(s.shape[0] for s in buffers_now), min(s.shape[2] for s in buffers_now)
         return True
@@ -237,7 +241,7 @@ class KVCache(Cache, Sequences):
                 mine = buffers[layer]
                 if theirs is not None and used > 0:
                     slots = max(used, 0 if mine is None else mine.shape[2])
-                    mine = buffers[layer] = self._grown(mine, theirs, total, slots)
+                    mine = self._grown(buffers, layer, theirs, total, slots)
                     mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
                 if mine is not None:
                     mine[first:total, :, used:].zero_()
@@ -256,9 +260,8 @@ class KVCache(Cache, Sequences):
         for buffers, stored in zip(self.planes(), planes, strict=True):
             for layer, part in enumerate(stored):
                 if part is not None:
-                    grown = self._grown(buffers[layer], part[None], self.num_rows, num_slots)
+                    grown = self._grown(buffers, layer, part[None], self.num_rows, num_slots)
                     grown[row, :, :num].copy_(part[:, :num])
-                    buffers[layer] = grown
 
     def row(self, index: int, context: Context) -> Self:
         """An empty cache over the memory of one row. This cache holds whatever the other writes.
@@ -284,6 +287,9 @@ class KVCache(Cache, Sequences):
 
     def planes(self) -> Planes:
         """The KV buffers, by plane (``storage.py``) and layer."""
+        return self._own_planes()
+
+    def _own_planes(self) -> Planes:
         return [buffers for side in self._sides for buffers in side]
 
     def _buffers(self) -> list[Tensor]:
@@ -299,7 +305,7 @@ class KVCache(Cache, Sequences):
         B, _, N, _ = new_BHNC.shape
         buffer = buffers[layer]
         if buffer is None or buffer.shape[2] < self.span or buffer.shape[0] < B:
-            buffer = buffers[layer] = self._grown(buffer, new_BHNC, B, self.span)
+            buffer = self._grown(buffers, layer, new_BHNC, B, self.span)
         if self._start is not None:
             buffer[:B, :, self._start : self._start + N] = new_BHNC
         else:
@@ -317,24 +323,40 @@ class KVCache(Cache, Sequences):
             self._slots = rows_B1, slots_BN
         return self._slots
 
-    def _grown(self, buffer: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:
-        """A KV buffer of at least this size with the old contents; slots grow by doubling."""
+    def _grown(
+        self, buffers: list[Tensor | None], layer: int, like: Tensor, rows: int, slots: int
+    ) -> Tensor:
+        """A layer's KV buffer in this plane, of at least this size and with the old contents; slots
+        grow by doubling."""
+        buffer = buffers[layer]
         old_rows, old_slots = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
         if buffer is not None and rows <= old_rows and slots <= old_slots:
             return buffer
         rows = max(rows, old_rows)
         if slots > old_slots:
-            slots = min(rounded(slots), self.limit)
+            slots = min(rounded(slots, like.device), self.limit)
         self._in_use = (0, [])
-        grown = self._allocate((rows, like.shape[1], max(slots, old_slots), like.shape[3]), like)
+        shape = rows, like.shape[1], max(slots, old_slots), like.shape[3]
+        place = next(i for i, plane in enumerate(self._own_planes()) if plane is buffers), layer
+        grown = buffers[layer] = self._allocate(place, shape, like)
         if buffer is not None:
             grown[:old_rows, :, :old_slots].copy_(buffer)
+            if self.plan.pool is not None:
+                self.plan.pool.give(place, buffer)
         return grown
 
-    def _allocate(self, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    def _allocate(
+        self, place: tuple[int, int], shape: tuple[int, int, int, int], like: Tensor
+    ) -> Tensor:
+        pool = self.plan.pool
+        pooled = None if pool is None else pool.take(place, shape, like)
+        if pooled is not None:
+            return pooled
         bytes_per_buffer = math.prod(shape) * like.element_size()
         wanted = bytes_per_buffer * 2 * len(self.keys)
         if wanted > self._granted:  # free memory is read once for the buffers of all layers
+            if pool is not None and wanted > self._free_bytes(like.device):
+                pool.clear()
             self._check_free(shape, like, bytes_per_buffer, wanted)
             self._granted = wanted
         try:
@@ -375,9 +397,9 @@ def _side(numbers: list[Tensor | None], plan: KVCachePlan) -> list[list[Tensor |
     return [numbers, *(list(none) for _ in range(1, plan.storage.planes))]
 
 
-def rounded(slots: int) -> int:
+def rounded(slots: int, device: torch.device) -> int:
     """Slots of a KV buffer that must have at least so many: the next power of two."""
-    return max(_FIRST_SLOTS, 1 << math.ceil(math.log2(slots)))
+    return max(_FIRST_SLOTS.get(device.type, 64), 1 << math.ceil(math.log2(slots)))
 
 
 def size(num_bytes: int) -> str:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import RLock
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from weakref import WeakSet
 
 import torch
@@ -36,6 +36,9 @@ from torch import Tensor
 
 from outrider.core.values import check_choice
 from outrider.runtime.host_memory import available_bytes
+
+if TYPE_CHECKING:
+    from outrider.runtime.kv_cache.buffer_pool import BufferPool
 
 KvDtype = Literal["auto", "bfloat16", "int8"]
 
@@ -133,6 +136,7 @@ class KVCachePlan:
     Attributes:
         kv_dtype: ``auto``, ``bfloat16`` or ``int8``.
         memory_budget: shared with other caches; None sets no bound.
+        pool: where caches get KV buffers from, and leave theirs; None for new ones.
 
     Raises:
         InvalidParameterError: another ``kv_dtype``.
@@ -140,6 +144,7 @@ class KVCachePlan:
 
     kv_dtype: KvDtype = "auto"
     memory_budget: MemoryBudget | None = None
+    pool: "BufferPool | None" = None
 
     def __post_init__(self) -> None:
         check_kv_dtype(self.kv_dtype)
