@@ -3,7 +3,8 @@
 A product over a few tokens takes as long as its weights are read: those of four bits, read as they
 are, take a third of the time of bfloat16.
 
-Legend: M tokens, K inputs, N outputs, G groups of inputs, P bytes of a group.
+Legend: M tokens, K inputs, N outputs, G groups of inputs, P bytes of a group, L shares of the
+groups.
 """
 
 import torch
@@ -13,16 +14,25 @@ from torch import Tensor
 
 from outrider.runtime.kernels.gpu_kernels import on_device_of
 
-_OUTPUTS = 64
-_INPUTS = 128
-"""Inputs that a step of a product reads."""
+_FEW = 4
+"""Most tokens that are multiplied without matrix units."""
+
+_ROWS = 256
+"""Outputs of a block where tokens are few: two per thread."""
+
+_OUTPUTS = 128
+"""Outputs of a block of matrix units."""
+
+_INPUTS = 64
+"""Inputs that a step of matrix units reads."""
 
 _BLOCKS = 1056
-"""Blocks of a product that keep a GPU busy: eight per multiprocessor."""
+"""Blocks that keep a GPU busy: eight per multiprocessor."""
 
+_MOST_PARTS = 64
 
-_STAGES = 4
-_COLUMNS = 1024
+_VECTOR = tl.constexpr(16)
+"""Bytes that a thread reads at a time."""
 
 
 def few_bits_product(
@@ -32,11 +42,9 @@ def few_bits_product(
     offset_GN: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``x Wᵀ + b`` for weights ``w = s q + m`` (``grouped.py``).
+    """``x Wᵀ + b`` for weights ``w = s q + m`` (``grouped.py``), computed in float32.
 
-    Integers are multiplied as they are, since all of them are numbers of x's dtype, and a group's
-    sum is scaled in float32. Where there are few outputs, the groups are divided among several
-    blocks, whose sums a second kernel adds.
+    The groups are divided among several blocks, whose sums a second kernel adds in their order.
 
     Args:
         x: (..., K).
@@ -55,60 +63,61 @@ def few_bits_product(
     found_MN = x.new_empty(M, N)
     if not M:
         return found_MN.view(*x.shape[:-1], N)
-    tokens = 16 if M <= 16 else 32 if M <= 32 else 64
-    blocks = triton.cdiv(N, _OUTPUTS) * triton.cdiv(M, tokens)
-    group = P * 8 // bits
-    groups = max(1, _INPUTS // group)
-    steps = triton.cdiv(G, groups)
-    num = max(1, min(steps, _BLOCKS // blocks))
-    share = triton.cdiv(steps, num) * groups
+    group, tokens = P * 8 // bits, triton.next_power_of_2(M)
+    if M <= _FEW:
+        step, columns, rows = 1, triton.cdiv(N, _ROWS), 1
+    else:
+        tokens = min(max(tokens, 16), 64)
+        step, columns, rows = (
+            max(1, _INPUTS // group),
+            triton.cdiv(N, _OUTPUTS),
+            triton.cdiv(M, tokens),
+        )
+    most = min(_MOST_PARTS, triton.cdiv(G, step), _BLOCKS // (columns * rows))
+    share = triton.cdiv(triton.cdiv(G, step), max(1, most)) * step
     num = triton.cdiv(G, share)
-    parts = x.new_empty(num, M, N, dtype=torch.float32) if num > 1 else found_MN
+    parts_LMN = x.new_empty(num, M, N, dtype=torch.float32)
+    given = (
+        x_MK,
+        weight_GNP,
+        scale_GN,
+        scale_GN if offset_GN is None else offset_GN,
+        parts_LMN,
+        weight_GNP.stride(0),
+        scale_GN.stride(0),
+        M,
+        N,
+        G,
+        share,
+    )
+    sizes = {"GROUP": group, "BITS": bits, "OFFSETS": offset_GN is not None, "TOKENS": tokens}
     with on_device_of(x):
-        _multiply[(triton.cdiv(N, _OUTPUTS), triton.cdiv(M, tokens), num)](
-            x_MK,
-            weight_GNP,
-            scale_GN,
-            scale_GN if offset_GN is None else offset_GN,
+        if M <= _FEW:
+            _multiply_few[(columns, num)](*given, **sizes, ROWS=_ROWS, num_warps=4)
+        else:
+            more = {"OUTPUTS": _OUTPUTS, "GROUPS": step, "num_warps": 8, "num_stages": 3}
+            _multiply[(columns, rows, num)](*given, **sizes, **more)
+        width = triton.next_power_of_2(num)
+        _add_parts[(M, triton.cdiv(N, 4096 // width))](
+            parts_LMN,
             x_MK if bias is None else bias,
-            parts,
-            weight_GNP.stride(0),
-            scale_GN.stride(0),
+            found_MN,
             M,
             N,
-            G,
-            share,
-            GROUP=group,
-            BITS=bits,
-            OFFSETS=offset_GN is not None,
-            BIAS=bias is not None and num == 1,
-            TOKENS=tokens,
-            OUTPUTS=_OUTPUTS,
-            GROUPS=groups,
-            num_warps=4,
-            num_stages=_STAGES,
+            num,
+            BIAS=bias is not None,
+            PARTS=width,
+            COLUMNS=4096 // width,
         )
-        if num > 1:
-            _add_parts[(M, triton.cdiv(N, _COLUMNS))](
-                parts,
-                x_MK if bias is None else bias,
-                found_MN,
-                M,
-                N,
-                num,
-                BIAS=bias is not None,
-                COLUMNS=_COLUMNS,
-            )
     return found_MN.view(*x.shape[:-1], N)
 
 
 @triton.jit(do_not_specialize=["M", "G", "share"])
-def _multiply(
+def _multiply_few(
     x,
     weight,
     scale,
     offset,
-    bias,
     parts,
     weight_group,
     scale_group,
@@ -119,11 +128,65 @@ def _multiply(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A thread reads bytes of an output, a vector register at a time, and multiplies their integers
+    by the inputs of all tokens."""
+    output, part = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    is_output = output < N
+    BYTES: tl.constexpr = GROUP * BITS // 8
+    byte = tl.arange(0, _VECTOR)
+    weight += output[:, None] * BYTES + byte
+    weight_group, scale_group = tl.cast(weight_group, tl.int64), tl.cast(scale_group, tl.int64)
+    sums = (tl.zeros([ROWS, _VECTOR], tl.float32),) * TOKENS
+    for group in range(part * share, tl.minimum(part * share + share, G)):
+        s = tl.load(scale + group * scale_group + output, is_output, 0.0).to(tl.float32)[:, None]
+        m = tl.zeros([ROWS], tl.float32)[:, None]
+        if OFFSETS:
+            m = tl.load(offset + group * scale_group + output, is_output, 0.0)[:, None]
+            m = m.to(tl.float32)
+        for first in tl.static_range(0, BYTES, _VECTOR):
+            packed = tl.load(weight + group * weight_group + first, is_output[:, None], 0)
+            low = packed if BITS == 8 else packed & 15
+            w = low.to(tl.float32) * s + m
+            high = (packed >> 4).to(tl.float32) * s + m
+            next_sums = ()
+            for token in tl.static_range(TOKENS):
+                at = x + (token * G + group) * GROUP + first + byte
+                total = sums[token] + w * tl.load(at, token < M, 0.0).to(tl.float32)[None, :]
+                if BITS == 4:
+                    more = tl.load(at + BYTES, token < M, 0.0).to(tl.float32)
+                    total += high * more[None, :]
+                next_sums += (total,)  # type: ignore[assignment]
+            sums = next_sums
+    for token in tl.static_range(TOKENS):
+        at = parts + (part.to(tl.int64) * M + token) * N + output
+        tl.store(at, tl.sum(sums[token], 1), is_output & (token < M))
+
+
+@triton.jit(do_not_specialize=["M", "G", "share"])
+def _multiply(
+    x,
+    weight,
+    scale,
+    offset,
+    parts,
+    weight_group,
+    scale_group,
+    M,
+    N,
+    G,
+    share,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSETS: tl.constexpr,
     TOKENS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
+    """Matrix units multiply the integers, which are numbers of x's dtype, and a group's sum is
+    scaled."""
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     part = tl.program_id(2)
@@ -131,47 +194,52 @@ def _multiply(
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = GROUP * BITS // 8
     whole, half, byte = tl.arange(0, GROUP), tl.arange(0, HALF), tl.arange(0, BYTES)
-    x += token.to(tl.int64)[:, None] * (G * GROUP)
+    x += token.to(tl.int64) * (G * GROUP)
     weight += output[:, None] * BYTES + byte
-    sums = tl.zeros([TOKENS, OUTPUTS], tl.float32)
+    weight_group, scale_group = tl.cast(weight_group, tl.int64), tl.cast(scale_group, tl.int64)
+    sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
     for first in range(part * share, tl.minimum(part * share + share, G), GROUPS):
         for step in tl.static_range(GROUPS):
             group = first + step
             here = group < G
-            place = group.to(tl.int64)
-            packed = tl.load(weight + place * weight_group, is_output[:, None] & here, 0)
-            s = tl.load(scale + place * scale_group + output, is_output & here, 0.0)
-            s = s.to(tl.float32)
-            given = is_token[:, None] & here
+            packed = tl.load(weight + group * weight_group, is_output[:, None] & here, 0)
+            s = tl.load(scale + group * scale_group + output, is_output & here, 0.0)
+            s, given = s.to(tl.float32), is_token & here
             if BITS == 8:
-                inputs = tl.load(x + group * GROUP + whole, given, 0.0)
-                product = tl.dot(inputs, tl.trans(packed.to(inputs.dtype)), input_precision="ieee")
-                total = tl.sum(inputs.to(tl.float32), 1)
+                inputs = tl.load(x + group * GROUP + whole[:, None], given, 0.0)
+                product = tl.dot(packed.to(inputs.dtype), inputs, input_precision="ieee")
+                total = tl.sum(inputs.to(tl.float32), 0)
             else:
-                low = tl.load(x + group * GROUP + half, given, 0.0)
-                high = tl.load(x + group * GROUP + HALF + half, given, 0.0)
-                low_weight, high_weight = (packed & 15).to(low.dtype), (packed >> 4).to(low.dtype)
-                product = tl.dot(low, tl.trans(low_weight), input_precision="ieee")
-                product += tl.dot(high, tl.trans(high_weight), input_precision="ieee")
-                total = tl.sum(low.to(tl.float32), 1) + tl.sum(high.to(tl.float32), 1)
-            sums += product * s
+                low = tl.load(x + group * GROUP + half[:, None], given, 0.0)
+                high = tl.load(x + group * GROUP + HALF + half[:, None], given, 0.0)
+                product = tl.dot((packed & 15).to(low.dtype), low, input_precision="ieee")
+                product += tl.dot((packed >> 4).to(low.dtype), high, input_precision="ieee")
+                total = tl.sum(low.to(tl.float32), 0) + tl.sum(high.to(tl.float32), 0)
+            sums += product * s[:, None]
             if OFFSETS:
-                m = tl.load(offset + place * scale_group + output, is_output & here, 0.0)
-                sums += total[:, None] * m.to(tl.float32)
-    if BIAS:
-        sums += tl.load(bias + output, is_output, 0.0).to(tl.float32)
-    parts += (part.to(tl.int64) * M + token[:, None]) * N + output
-    tl.store(parts, sums, is_token[:, None] & is_output)
+                m = tl.load(offset + group * scale_group + output, is_output & here, 0.0)
+                sums += m.to(tl.float32)[:, None] * total[None, :]
+    parts += (part.to(tl.int64) * M + token[None, :]) * N + output[:, None]
+    tl.store(parts, sums, is_token[None, :] & is_output[:, None])
 
 
 @triton.jit(do_not_specialize=["M", "num"])
-def _add_parts(parts, bias, found, M, N, num, BIAS: tl.constexpr, COLUMNS: tl.constexpr):
+def _add_parts(
+    parts,
+    bias,
+    found,
+    M,
+    N,
+    num,
+    BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here = output < N
-    total = tl.zeros([COLUMNS], tl.float32)
-    for part in range(num):
-        total += tl.load(parts + (part * M + token) * N + output, here, 0.0)
+    part, here = tl.arange(0, PARTS)[:, None], output < N
+    at = parts + (part.to(tl.int64) * M + token) * N + output
+    total = tl.sum(tl.load(at, (part < num) & here, 0.0), 0)
     if BIAS:
         total += tl.load(bias + output, here, 0.0).to(tl.float32)
     tl.store(found + token * N + output, total, here)
