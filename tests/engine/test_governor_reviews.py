@@ -13,6 +13,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
 from outrider.core import REVIEW_WIDTH
+from outrider.drafters.chain.model import ModelDrafter
 from outrider.engine.governor.acceptance import PositionRates, probability
 from outrider.engine.governor.allocation import Goodput
 from outrider.engine.governor.batch_governor import BatchGovernor
@@ -22,6 +23,7 @@ from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.reviews import MOST_REVIEWED
 from outrider.engine.governor.row_memory import RowMemory
 from outrider.engine.governor.sources import Sources
+from outrider.runtime import HFModel
 
 TARGET = tiny(dtype=torch.float64, std=0.2)
 DRAFT = tiny(dtype=torch.float64, seed=0, std=0.19)
@@ -116,6 +118,32 @@ def test_labels_are_the_acceptance_of_the_newest_tokens(
             assert found == pytest.approx([min(1.0, ratio) for ratio in ratios], abs=1e-4)
         before = number
     assert 0 < sum(map(sum, script.labels[29])) < 3 * MOST_REVIEWED
+
+
+@pytest.mark.parametrize("behind", [0, REVIEW_WIDTH + 1])
+def test_a_review_reads_in_one_pass(behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what a look at the draft model costs: the dearer, the fewer of them there are."""
+    script = Script(behind=behind).install(monkeypatch)
+    review, forward = ModelDrafter.review, HFModel.forward
+    read: list[HFModel] = []
+    passes: list[int] = []
+
+    def noting_forward(self: HFModel, *arguments: Any) -> Any:
+        read.append(self)
+        return forward(self, *arguments)
+
+    def counting_review(self: ModelDrafter, *arguments: Any) -> Any:
+        read.clear()
+        q_BK = review(self, *arguments)
+        passes.append(len(read))
+        return q_BK
+
+    monkeypatch.setattr(ModelDrafter, "review", counting_review)
+    monkeypatch.setattr(HFModel, "forward", noting_forward)
+    sampling = Sampling(max_new_tokens=ROUNDS, ignore_eos=True)
+    engine_of(TARGET, DRAFT, "speculative", AUTO).generate(ragged_prompts([9, 8, 7]), sampling)
+    assert set(script.labels) == set(REVIEWED_IN)
+    assert passes == [1] * len(REVIEWED_IN)
 
 
 @pytest.mark.parametrize(

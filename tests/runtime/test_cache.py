@@ -233,6 +233,30 @@ def test_out_of_memory_says_what_was_wanted_and_what_fits(
     assert len(engine.generate(ragged_prompts([1100]), greedy(4))[0].token_ids) == 4
 
 
+def test_a_short_cache_is_made_without_asking_for_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each review makes one, and reading the limits of control groups takes as long as its pass. A
+    cache that takes more memory asks."""
+    asked: list[torch.device] = []
+
+    def free_bytes(device: torch.device) -> int:
+        asked.append(device)
+        return 2**40
+
+    monkeypatch.setattr(cache_module, "free_bytes", free_bytes)
+    model, context = tiny(), context_of([9, 9])
+    tokens_BN = context.tokens_BT[:, :6]
+    cache = model.short_cache(context, 6)
+    assert cache is not None
+    logits_BNV = model.extend(cache, tokens_BN)
+    assert not asked
+    granted = 2 * model.num_layers * H * C * 4 * 64  # of one row of two
+    cache = KVCache(context, model.num_layers, model.limit, granted=granted)
+    assert torch.equal(model.extend(cache, tokens_BN), logits_BNV)
+    assert asked
+
+
 @pytest.mark.parametrize("speculative", [False, True])
 def test_rows_that_fill_the_context_finish_and_leave_their_neighbours_alone(
     speculative: bool,

@@ -354,15 +354,16 @@ class ModelDrafter(ModelBacked):
         return q_BKV.gather(2, x_BK[..., None])[..., 0]
 
     def _read_before_root(self, state: ModelState, context: Context, K: int) -> Tensor | None:
-        """Reads what the cache lacks ahead of the root; logits after the last K of these tokens,
-        (B, K, V). None where the cache cannot take tokens back."""
+        """Reads what the cache lacks ahead of the root, in one pass if it is not much; logits after
+        the last K of these tokens, (B, K, V). None where the cache cannot take tokens back."""
         if not state.cache.cuts_back:
             return None
-        self._read_backlog(state, context, K + 1, K + 1)
-        self._forget_read(state, context, K + 1)
-        tokens_BN = self._uncached(state, context, K + 1)
-        logits_BKV = self.model.extend(state.cache, tokens_BN[:, :-1])
-        state.cache.append(K)
+        few = max(K, min(REVIEW_WIDTH, min(context.lengths) - 1)) + 1  # the root included
+        N = max(K + 1, *self._read_backlog(state, context, few, K + 1))
+        self._forget_read(state, context, N)
+        tokens_BN = self._uncached(state, context, N)
+        logits_BKV = self.model.extend(state.cache, tokens_BN[:, :-1], num_logits=K)
+        state.cache.append(N - 1)
         return logits_BKV
 
     def _read_newest(self, context: Context, K: int) -> Tensor | None:

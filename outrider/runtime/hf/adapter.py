@@ -40,6 +40,7 @@ from outrider.sampling import Sampling
 from outrider.sampling.warp import DraftParameters
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
+_LITTLE = 2**24  # bytes; asking how much is free takes as long as the pass of a short cache
 
 
 class HFModel:
@@ -351,7 +352,7 @@ class HFModel:
         each row of a batch. None for a model whose cache holds more than the keys and values of
         these tokens."""
         plan = KVCachePlan(self.plan.kv_dtype)
-        cache = KVCache(context, self.num_layers, self.limit + MARGIN, plan)
+        cache = KVCache(context, self.num_layers, self.limit + MARGIN, plan, _LITTLE)
         self._reserve(cache, num_tokens, num_tokens)
         return cache
 

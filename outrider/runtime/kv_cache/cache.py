@@ -51,6 +51,7 @@ class KVCache(Cache, Sequences):
         num_layers: attention layers of the model.
         limit: most slots per row, the model's context.
         plan: how KV buffers store numbers, and how much memory they may take.
+        granted: bytes of all KV buffers for which nobody asks how much memory is free.
 
     Attributes:
         is_plain: whether KV buffers hold numbers as the model computes them.
@@ -68,7 +69,12 @@ class KVCache(Cache, Sequences):
     prefixes: ModelPrefixes | None = None
 
     def __init__(
-        self, context: Context, num_layers: int, limit: int, plan: KVCachePlan = PLAIN
+        self,
+        context: Context,
+        num_layers: int,
+        limit: int,
+        plan: KVCachePlan = PLAIN,
+        granted: int = 0,
     ) -> None:
         super().__init__(layers=[])
         self.context = context
@@ -90,7 +96,7 @@ class KVCache(Cache, Sequences):
         self._first = self._num_queries = 0
         self._slots: tuple[Tensor, Tensor] | None = None
         self._room = (0, 0)
-        self._granted = 0  # bytes of all KV buffers that there was memory for
+        self._granted = granted  # bytes of all KV buffers that there was memory for
         self._in_use: tuple[int, list[Tensor]] = (0, [])
 
     @property
