@@ -20,11 +20,11 @@ of a multiple of 32 do not round their inputs.
 Layers that do not divide into groups of 128 get groups of 32, and those that do not divide into
 these, int8 weights with a scale per output.
 
-All but ``int8`` compute with our kernels (``runtime/kernels``), whether a model is compiled or not.
-Without a C++ compiler, or on CUDA without Triton, they run as plain torch code, which dequantises
-weights in every forward pass and is slow; a warning says so. For int8 our kernels take over the
-layers of ``int8_linear.py`` where a model on the CPU uses the kernels; on CUDA torchao's tensors
-multiply. Inputs are rounded on the CPU only: a GPU multiplies faster than it reads weights.
+All but ``int8``, and ``int4`` on CUDA, compute with our kernels (``runtime/kernels``), whether a
+model is compiled or not. Without a C++ compiler, or on CUDA without Triton, they run as plain torch
+code, which dequantises weights in every forward pass and is slow; a warning says so. For int8 our
+kernels take over the layers of ``int8_linear.py`` where a model on the CPU uses the kernels. On
+CUDA torchao's tensors also multiply, those of ``int8`` and ``int4``, and no layer rounds its inputs.
 
 Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
 them gets weights of its own. Layers whose weights the model's own code reads, such as the heads of
@@ -55,6 +55,7 @@ _GROUPED = ("int4", "int8:32", "int8:128", "int4:32", "int4:128", KEEP)
 KINDS = ("int8", *_GROUPED, *(kind + ROUNDS_INPUTS for kind in _GROUPED))
 
 _GROUP = 32
+_BY_TORCHAO = {"cpu": ("int8",), "cuda": ("int8", "int4")}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,7 +67,8 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     """Quantises the weights of a model's linear layers, in place, and returns the model.
 
     Args:
-        module: a decoder or an encoder-decoder in float32, bfloat16 or float16 on the CPU or CUDA.
+        module: a decoder or an encoder-decoder in float32, bfloat16 or float16 on the CPU or CUDA;
+            int4 on CUDA needs bfloat16.
         kind: one of ``KINDS``, except ``keep`` and ``keep+a8``.
         name: how messages call it.
 
@@ -123,15 +125,17 @@ def _round(
     name: str,
 ) -> None:
     """Quantises layers of a module, some of which may be its output layers."""
+    device = next(module.parameters()).device.type
+    by_torchao = kind in _BY_TORCHAO[device]
     try:
-        if kind == "int8":
-            _use_torchao(module, layers)
+        if by_torchao:
+            _use_torchao(module, layers, outputs, kind, device == "cpu")
         else:
             for path, layer in layers.items():
                 module.set_submodule(path, _grouped(layer, kind, layer in outputs))
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        who = "torchao" if kind == "int8" else "Outrider"
+        who = "torchao" if by_torchao else "Outrider"
         raise UnsupportedModelError(
             f"{who} cannot quantize {name} ({type(module).__name__}) to {kind}: {reason[0]}; "
             f"load it without quantization"
@@ -160,18 +164,29 @@ def _grouped(layer: nn.Linear, kind: str, is_head: bool) -> GroupedLinear:
     return GroupedLinear(weight, layer.bias, kind.endswith(ROUNDS_INPUTS) and group % CHUNK == 0)
 
 
-def _use_torchao(module: nn.Module, layers: dict[str, nn.Linear]) -> None:
+def _use_torchao(
+    module: nn.Module,
+    layers: dict[str, nn.Linear],
+    outputs: Set[nn.Module | None],
+    kind: str,
+    on_cpu: bool,
+) -> None:
     """Rounds the layers by torchao; on the CPU they multiply by torch's kernel for int8."""
     torchao = _torchao()
-    if next(module.parameters()).device.type == "cpu":
+    if on_cpu:
         for path, layer in layers.items():
             module.set_submodule(path, Int8Linear(layer, torchao))
         return
-    torchao.quantize_(  # whose configuration is to leave the compiler's settings alone
-        module,
-        torchao.Int8WeightOnlyConfig(set_inductor_config=False),
-        filter_fn=lambda _, path: path in layers,
-    )
+    kinds = {
+        path: "int4" if kind == "int4" and _fits_int4(layer) and layer not in outputs else "int8"
+        for path, layer in layers.items()
+    }
+    for each in set(kinds.values()):
+        torchao.quantize_(
+            module,
+            _config(each, torchao),
+            filter_fn=lambda _, path, each=each: kinds.get(path) == each,
+        )
 
 
 def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
@@ -212,6 +227,10 @@ def _is_quantized(layer: nn.Module) -> bool:
     return packed or isinstance(layer, Int8Linear | GroupedLinear | FewBitsLinear)
 
 
+def _fits_int4(layer: nn.Linear) -> bool:
+    return layer.in_features % _GROUP == 0 and layer.out_features % 16 == 0
+
+
 def _check_place(module: PreTrainedModel | nn.Parameter, kind: str, name: str) -> None:
     dtype, device = module.dtype, module.device.type
     if dtype not in _DTYPES:
@@ -227,6 +246,19 @@ def _check_place(module: PreTrainedModel | nn.Parameter, kind: str, name: str) -
         raise InvalidParameterError(
             f"{name} is on cuda, where {kind} does not work: use {kind.removesuffix(ROUNDS_INPUTS)}"
         )
+    if kind == "int4" and device == "cuda" and dtype != torch.bfloat16:
+        raise InvalidParameterError(
+            f"{name}: int4 on CUDA needs dtype='bfloat16', not {dtype}; int4:32 does not"
+        )
+
+
+def _config(kind: str, torchao: Any) -> Any:
+    """torchao's configuration, which leaves the compiler's settings alone."""
+    if kind == "int8":
+        return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
+    return torchao.Int4WeightOnlyConfig(
+        group_size=_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+    )
 
 
 def _torchao() -> Any:

@@ -1,7 +1,8 @@
 """Products with weights of few bits on a GPU, in Triton (``grouped.py`` says what the weights are).
 
-A product over a few tokens takes as long as its weights are read: those of four bits, read as they
-are, take a third of the time of bfloat16.
+A product over a few tokens takes as long as its weights are read, unless making numbers of them
+takes longer. Of few tokens, each thread multiplies what it has read itself. Matrix units, which
+multiply more tokens, read their operands from shared memory, where threads must put them first.
 
 Legend: M tokens, K inputs, N outputs, G groups of inputs, P bytes of a group, L shares of the
 groups.
