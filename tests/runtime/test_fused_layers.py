@@ -1,6 +1,8 @@
 """Layers that run by fewer kernels: which are replaced, and that models compute the same."""
 
 import copy
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,17 +153,17 @@ def test_attention_with_other_arguments_stays() -> None:
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: nn.Module) -> int:
+    def fails(*_: object) -> torch.Tensor:
         raise RuntimeError("no C compiler\nat all")
 
-    from outrider.runtime.kernels import fused_mlp
-
+    kernels = SimpleNamespace(normed=fails)
     monkeypatch.setattr(fused_layers, "find_spec", lambda _: True)
-    monkeypatch.setattr(fused_mlp, "use_fused_mlps", fails)
+    monkeypatch.setitem(sys.modules, "outrider.runtime.kernels.gpu_kernels", kernels)
     module = with_various_norms("llama", torch.float32)
+    wanted_TV = full_logits(module, TOKENS)
     with pytest.warns(OutriderWarning, match=r"tiny runs by torch's own kernels.*no C compiler$"):
         use_fused_layers(module, "tiny")
-    full_logits(module, TOKENS)
+    torch.testing.assert_close(full_logits(module, TOKENS), wanted_TV)
 
 
 def linears(*sizes: int, bias: bool = True) -> list[nn.Linear]:

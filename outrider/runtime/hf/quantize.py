@@ -24,7 +24,7 @@ All but ``int8``, and ``int4`` on CUDA, compute with our kernels (``runtime/kern
 model is compiled or not. Without a C++ compiler, or on CUDA without Triton, they run as plain torch
 code, which dequantises weights in every forward pass and is slow; a warning says so. For int8 our
 kernels take over the layers of ``int8_linear.py`` where a model on the CPU uses the kernels. On
-CUDA torchao's tensors also multiply, those of ``int8`` and ``int4``, and no layer rounds its inputs.
+CUDA torchao's tensors, of ``int8`` and ``int4``, also multiply, and no layer rounds its inputs.
 
 Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
 them gets weights of its own. Layers whose weights the model's own code reads, such as the heads of
