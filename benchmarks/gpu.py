@@ -1,6 +1,7 @@
 """Models of 7 and 13 billion parameters on a GPU: speed, floors, gaps and waits.
 
     python -m benchmarks.gpu [--shapes 7b 13b smollm2] [--batches 1 4 16 64] [--gammas 4 8]
+    python -m benchmarks.gpu --shapes 7b --quantize int4:32       # target and drafts in few bits
     python -m benchmarks.gpu --device cpu --shapes tiny           # a rehearsal, in seconds
 
 Targets and drafts have the shapes of published models, not their weights (``gpu_shapes.py``), but
@@ -8,7 +9,7 @@ for the embedded pair. Acceptance is either set, with one probability for every 
 without the passes of a draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose
 function the inflated models (``--shapes inflated``) compute, too. The method ``synthetic`` is
 measured beside the latter. In the last compile mode, ``generate`` of transformers runs beside them,
-eagerly, by the module's own code, on the same weights.
+eagerly, by the module's own code, on the same weights, unless these are in few bits.
 
 For each batch size, plain decoding and all configurations alternate. Timed are rounds of a full
 batch after prefill and a few rounds of warm-up, by the wall clock, each until the device has
@@ -50,19 +51,27 @@ from outrider.lab.profile.bandwidth import LARGE, last_level_cache, read_bandwid
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import Compile
 from outrider.runtime.hf.load import resolve_dtype
+from outrider.runtime.hf.quantize import KINDS, quantize
 
 ON_GPU = Settings((1, 4, 16, 64), (4, 8), ("off", "auto"), 0.8, 16, 3)
 REHEARSAL = Settings((1, 2), (2,), ("off",), 0.8, 2, 1)
 
 
 def run(
-    group: Group, settings: Settings, device: torch.device, bandwidth: float, notes: list[str]
+    group: Group,
+    settings: Settings,
+    device: torch.device,
+    bandwidth: float,
+    notes: list[str],
+    kind: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields all rows of a target; adds warnings to the notes."""
+    """Yields all rows of a target, of weights of this kind; adds warnings to the notes."""
     dtype = resolve_dtype(None, device)
     print(f"{group.target.name}: building", flush=True)
     built = [member.build(device, dtype) for member in (group.target, *group.drafts)]
     own_code = [HFModel(_twin(each.module), each.tokenizer, each.name) for each in built]
+    if kind is not None:
+        built = [_quantized(each, kind) for each in built]
     for mode in settings.modes:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OutriderWarning)
@@ -72,7 +81,8 @@ def run(
                 where = {"target": target.name, "compile": mode, "batch": batch}
                 given = target, drafts, group.trained, batch, settings
                 theirs = own_code[0], own_code[1:], group.trained, batch, settings
-                others = generations(*theirs) if mode == settings.modes[-1] else ()
+                beside = mode == settings.modes[-1] and kind is None
+                others = generations(*theirs) if beside else ()
                 entries = [*configurations(*given), *others]
                 for row in measure(entries, settings, bandwidth):
                     yield where | row
@@ -84,6 +94,12 @@ def _twin(module: PreTrainedModel) -> PreTrainedModel:
     """A copy with the same parameters, whose code nobody replaces."""
     shared = chain(module.parameters(), module.buffers())
     return copy.deepcopy(module, {id(each): each for each in shared})
+
+
+def _quantized(model: HFModel, kind: str) -> HFModel:
+    """The model with weights of few bits."""
+    module = quantize(model.module, kind, model.name)
+    return HFModel(module, model.tokenizer, f"{model.name}, {kind}")
 
 
 def _prepared(model: HFModel, mode: Compile) -> HFModel:
@@ -105,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--modes", nargs="+", choices=["off", "auto"], help="compile modes of the models"
     )
+    parser.add_argument("--quantize", metavar="KIND", choices=KINDS, help="weights of few bits")
     parser.add_argument(
         "--acceptance", type=float, help="probability that a token is accepted, where it is set"
     )
@@ -153,7 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for group in (group for name in options.shapes for group in SHAPES[name]):
         group = group.among(options.drafts)
         try:
-            for row in run(group, settings, device, memory.median, report["notes"]):
+            kind, notes = options.quantize, report["notes"]
+            for row in run(group, settings, device, memory.median, notes, kind):
                 report["rows"].append(row)
                 _write(report, out)
         except FAILURES as error:

@@ -22,6 +22,7 @@ _HEAD = (
     "of floor",
     "gaps",
     "launches",
+    "kernels",
     "waits",
 )
 
@@ -42,8 +43,9 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         "*Of floor*: bytes of weights, keys and values over the bandwidth, as a share of the time "
         "taken. *Gaps*: share of a round in which nothing runs on the device. *Launches*: kernel "
-        "launches per round. *Waits*: synchronisations of the host with the device per round, one "
-        "of them for the engine's clock.",
+        "launches per round, of which a CUDA graph is one. *Kernels*: those that run per round. "
+        "*Waits*: synchronisations of the host with the device per round, one of them for the "
+        "engine's clock.",
     ]
     rows = report["rows"]
     for target, mode in dict.fromkeys((row["target"], row["compile"]) for row in rows):
@@ -80,6 +82,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *_pass(passes.get("draft")),
         "–" if device is None else f"{row['gaps']:.0%}",
         "–" if device is None else f"{device['launches']:.0f}",
+        "–" if device is None else f"{device['kernels']:.0f}",
         "–" if device is None else f"{sum(device['waits'].values()):.1f}",
     ]
 

@@ -42,6 +42,14 @@ def test_a_rehearsal_measures_all_kinds(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "gpu.md").read_text() in capsys.readouterr().out
 
 
+def test_a_rehearsal_with_weights_of_few_bits(tmp_path: Path) -> None:
+    arguments = "--device cpu --shapes tiny --batches 2 --quantize int8:32 --out".split()
+    main([*arguments, str(tmp_path)])
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert not any("failed" in row or row["kind"].startswith("transformers") for row in rows)
+    assert {row["target"].rpartition(", ")[2] for row in rows} == {"int8:32"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -150,7 +158,7 @@ def test_the_page_shows_gaps_waits_and_failures() -> None:
     report = {"about": about, "memory": memory, "rows": rows, "notes": ["one"]}
     page = markdown(report)
     assert "| small | set | 5 | 0 | 123.4 | 120.0–125.0 | – | 3.50 | 12.00 | 0.40 | 9.00" in page
-    assert "| 25% | 2 | 1.0 |" in page
+    assert "| 25% | 2 | 2 | 1.0 |" in page
     assert "failed: out of memory" in page
     assert "| outrider/engine/running_batch.py:9 | 1.00 |" in page
     assert page.endswith("## Notes\n\n- one\n")
