@@ -25,8 +25,8 @@ HAVE = {
     "qwen3": (2, 2, 2),
     "mistral": (2, 2, 2),
     "mixtral": (0, 2, 0),
-    "gemma2": (2, 0, 0),  # their attention has another norm, or caps its scores
-    "gemma3": (3, 0, 0),
+    "gemma2": (2, 0, 0),  # its attention caps scores
+    "gemma3": (3, 3, 0),  # its decoder layers have four norms
 }
 """How many MLPs, attention layers and decoder layers of a family are replaced; of others none."""
 
@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> torch.Tensor:
         raise RuntimeError("no C compiler\nat all")
 
-    kernels = SimpleNamespace(normed=fails)
+    kernels = SimpleNamespace(normed=fails, ADDED=(0.0,))
     monkeypatch.setattr(fused_layers, "find_spec", lambda _: True)
     monkeypatch.setitem(sys.modules, "outrider.runtime.kernels.gpu_kernels", kernels)
     module = with_various_norms("llama", torch.float32)

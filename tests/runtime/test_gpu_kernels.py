@@ -47,12 +47,12 @@ def test_rotation(
     q_weight, k_weight = random(C, dtype=dtype), random(C + 1, dtype=dtype)[:C]
     slots_BN = torch.stack([torch.randperm(N + 3)[:N] for _ in range(B)]).to(DEVICE)
     rows_B1 = torch.arange(B, device=DEVICE)[:, None]
-    for norms in (None, HeadNorms(q_weight, k_weight, 1e-3)):
+    for norms in (None, *(HeadNorms(q_weight, k_weight, 1e-3, added) for added in (0.0, 1.0))):
         x_BNHC, x_cos, x_sin = qkv_BNHC.double(), cos_BNC.double(), sin_BNC.double()
         qk_BNHC, v_BNKC = x_BNHC.split([Q + K, K], 2)
         if norms is not None:
             weight_HC = torch.cat([q_weight.expand(Q, C), k_weight.expand(K, C)]).double()
-            qk_BNHC = functional.rms_norm(qk_BNHC, (C,), eps=1e-3) * weight_HC
+            qk_BNHC = functional.rms_norm(qk_BNHC, (C,), eps=1e-3) * (norms.added + weight_HC)
         q_BNQC, k_BNKC = rotated_by_torch(qk_BNHC, x_cos, x_sin).split([Q, K], 2)
         keys, values = torch.full((2, B + 1, K, N + 3, C), 7.0, dtype=dtype, device=DEVICE)
         place = Place(keys, values, slots_BN)
@@ -65,18 +65,20 @@ def test_rotation(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("added", [0.0, 1.0])
 @pytest.mark.parametrize("H", [32, 576, 5120])
-def test_norms(H: int, dtype: torch.dtype) -> None:
+def test_norms(H: int, added: float, dtype: torch.dtype) -> None:
     from outrider.runtime.kernels.gpu_kernels import normed, normed_sum
 
     x_BNH, weight_H = random(2, 3, H, dtype=dtype), random(H, dtype=dtype)
-    wanted_BNH = functional.rms_norm(x_BNH.double(), (H,), eps=1e-3) * weight_H.double()
-    assert_near(normed(x_BNH, weight_H, 1e-3), wanted_BNH)
-    assert_near(normed(x_BNH.mT.contiguous().mT, weight_H, 1e-3), wanted_BNH)
+    wanted_BNH = functional.rms_norm(x_BNH.double(), (H,), eps=1e-3)
+    wanted_BNH *= added + weight_H.double()
+    assert_near(normed(x_BNH, weight_H, 1e-3, added), wanted_BNH)
+    assert_near(normed(x_BNH.mT.contiguous().mT, weight_H, 1e-3, added), wanted_BNH)
     y_BNH = random(2, 4, H, dtype=dtype)[:, 1:]
-    sum_BNH, normed_BNH = normed_sum(x_BNH, y_BNH, weight_H, 1e-3)
+    sum_BNH, normed_BNH = normed_sum(x_BNH, y_BNH, weight_H, 1e-3, added)
     assert torch.equal(sum_BNH, x_BNH + y_BNH)
-    assert torch.equal(normed_BNH, normed(sum_BNH, weight_H, 1e-3))
+    assert torch.equal(normed_BNH, normed(sum_BNH, weight_H, 1e-3, added))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from outrider.runtime.kernels.fused_norms import epsilon_of, is_rms_norm
+from outrider.runtime.kernels.fused_norms import added_to_weight, epsilon_of
 from outrider.runtime.kernels.joined_linears import can_join, example_inputs, join, joined_linear
 from outrider.runtime.kernels.layers import is_plain_attention
 from outrider.runtime.kernels.replaced_methods import (
@@ -55,9 +55,10 @@ def use_fused_attention(module: nn.Module) -> int:
     module.set_attn_implementation(_NAME)  # type: ignore[operator]
     found = 0
     for each in module.modules():
-        if _has_parts(each) and (more := _arguments_if_same(each)) is not None:
+        variant = _variant(each)
+        if variant is not None:
             join(_projections(each))
-            replace_forward(each, forward, more=more)
+            replace_forward(each, forward, **variant)
             found += 1
     return found
 
@@ -97,9 +98,11 @@ def forward(
     past_key_values: Any = None,
     *,
     more: Mapping[str, Any],
+    added: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The layer's method; ``more`` is what its attention function is told besides."""
+    """The layer's method; ``more`` is what its attention function is told besides, and ``added``
+    what is added to the weights of its norms, if it has any."""
     given = {
         "hidden_states": hidden_states,
         "position_embeddings": position_embeddings,
@@ -109,7 +112,7 @@ def forward(
     if runs_own_code(module) or not is_usual(module, position_embeddings):
         found: tuple[Tensor, None] = type(module).forward(module, **given, **kwargs)
         return found
-    return module.o_proj(attended(module, **given, **more, **kwargs)), None
+    return module.o_proj(_attended(module, **given, added=added, **more, **kwargs)), None
 
 
 def is_usual(
@@ -122,17 +125,19 @@ def is_usual(
     return module.config._attn_implementation in ALL_ATTENTION_FUNCTIONS
 
 
-def attended(
+def _attended(
     module: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
     past_key_values: Any,
+    added: float,
     **kwargs: Any,
 ) -> Tensor:
     """What the last matrix of the layer is multiplied by, (B, N, QC)."""
     cos_BNC, sin_BNC = position_embeddings
-    q_BQNC, k_BKSC, v_BKSC = _written(module, hidden_states, cos_BNC, sin_BNC, past_key_values)
+    given = hidden_states, cos_BNC, sin_BNC, past_key_values
+    q_BQNC, k_BKSC, v_BKSC = _written(module, *given, added)
     attend = ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation]
     found_BNQC, _ = attend(
         module,
@@ -149,7 +154,7 @@ def attended(
 
 
 def _written(
-    module: Any, x_BNH: Tensor, cos: Tensor, sin: Tensor, cache: Any
+    module: Any, x_BNH: Tensor, cos: Tensor, sin: Tensor, cache: Any, added: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (B, Q, N, C), and the keys and values that they attend to, (B, K, S, C) each: those
     of the query tokens are written to the cache first."""
@@ -161,7 +166,7 @@ def _written(
     qkv_BNHC = joined_linear(x_BNH, _projections(module)).view(B, N, Q + 2 * K, C)
     norms, epsilon = None, epsilon_of(getattr(module, "q_norm", None))
     if epsilon is not None:
-        norms = HeadNorms(module.q_norm.weight, module.k_norm.weight, epsilon)
+        norms = HeadNorms(module.q_norm.weight, module.k_norm.weight, epsilon, added)
     if hasattr(cache, "place"):
         place = Place(*cache.place(module.layer_idx))
         q_BNQC = rotated(qkv_BNHC, Q, cos, sin, place, norms)
@@ -181,27 +186,40 @@ def _projections(module: Any) -> tuple[Any, Any, Any]:
 # -------------------------------------------------------------- whether ours compute the same
 
 
+def _variant(module: Any) -> dict[str, Any] | None:
+    """The keywords of :func:`forward` for an attention layer of the usual form, whose own method
+    computes the same; None for other modules."""
+    added = _added(module) if _has_parts(module) else None
+    more = None if added is None else _arguments_if_same(module, added)
+    return None if more is None else {"more": more, "added": added}
+
+
 def _has_parts(module: Any) -> bool:
-    """Whether a module could be an attention layer of the usual form."""
     if not can_join([getattr(module, name, None) for name in _PROJECTIONS]):
         return False
-    head_dim, norms = getattr(module, "head_dim", None), _norms(module)
-    if not isinstance(head_dim, int) or head_dim % 2 or None in norms:
-        return False
-    sizes = {epsilon_of(each) for each in norms}
-    narrow = all(each.weight.shape == (head_dim,) and is_rms_norm(each) for each in norms)
+    head_dim = getattr(module, "head_dim", None)
     names = ("o_proj", "scaling", "layer_idx", "config")
-    return len(sizes) < 2 and narrow and all(hasattr(module, name) for name in names)
+    usual = isinstance(head_dim, int) and not head_dim % 2
+    return usual and all(hasattr(module, name) for name in names)
 
 
-def _norms(module: Any) -> list[Any]:
-    """The norms of queries and keys; empty without any, with None where there is one only."""
-    norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
-    return [] if norms == [None, None] else norms
+def _added(module: Any) -> float | None:
+    """What is added to the weights of a layer's norms of queries and keys, 0 if it has none; None
+    where they are none of heads, or not alike."""
+    from outrider.runtime.kernels.gpu_kernels import ADDED, normed
+
+    norms: list[Any] = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+    if norms == [None, None]:
+        return 0.0
+    alike = {(epsilon_of(each), added_to_weight(each, normed, ADDED)) for each in norms}
+    if None in norms or len(alike) > 1:
+        return None
+    of_heads = all(each.weight.shape == (module.head_dim,) for each in norms)
+    return alike.pop()[1] if of_heads else None
 
 
 @torch.no_grad()
-def _arguments_if_same(module: Any) -> Mapping[str, Any] | None:
+def _arguments_if_same(module: Any, added: float) -> Mapping[str, Any] | None:
     """What the layer tells its attention function besides what all layers do, if its own method and
     ours agree on examples: on the keys and values for the cache, on all that the attention function
     is given, and on the results. None if they do not."""
@@ -211,7 +229,7 @@ def _arguments_if_same(module: Any) -> Mapping[str, Any] | None:
     try:
         theirs, their_result = _spied(twin, type(module).forward)
         more = {name: value for name, value in theirs.kwargs.items() if name == "sliding_window"}
-        ours, our_result = _spied(twin, partial(forward, more=more))
+        ours, our_result = _spied(twin, partial(forward, more=more, added=added))
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return None  # it is of another form
     same = theirs.kwargs == ours.kwargs and len(theirs.numbers) == len(ours.numbers)

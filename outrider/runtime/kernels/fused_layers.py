@@ -31,9 +31,9 @@ def use_fused_layers(module: nn.Module, name: str) -> None:
     from outrider.runtime.kernels.fused_residuals import use_fused_residuals
 
     try:
-        from outrider.runtime.kernels.gpu_kernels import normed
+        from outrider.runtime.kernels.gpu_kernels import ADDED, normed
 
-        use_fused_norms(module, normed)
+        use_fused_norms(module, normed, ADDED)
         use_fused_mlps(module)
         use_fused_attention(module)
         use_fused_residuals(module)

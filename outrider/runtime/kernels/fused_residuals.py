@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.runtime.kernels import fused_attention, fused_mlp
-from outrider.runtime.kernels.fused_norms import epsilon_of
+from outrider.runtime.kernels.fused_norms import added_to_weight, epsilon_of
 from outrider.runtime.kernels.joined_linears import example_inputs
 from outrider.runtime.kernels.replaced_methods import (
     agree,
@@ -33,37 +33,48 @@ def use_fused_residuals(module: nn.Module) -> int:
         module: a model whose norms, MLPs and attention layers run by our kernels; the methods of
             its layers are replaced.
     """
-    layers = [each for each in module.modules() if _has_parts(each) and _computes_the_formula(each)]
-    for each in layers:
-        replace_forward(each, _forward)
-    return len(layers)
+    found = 0
+    for each in module.modules():
+        added = _added(each)
+        if added is not None and _computes_the_formula(each, added):
+            replace_forward(each, _forward, added=added)
+            found += 1
+    return found
 
 
-def _has_parts(module: Any) -> bool:
+def _added(module: Any) -> float | None:
+    """What is added to the weight of a decoder layer's second norm; None for other modules, and for
+    layers whose parts are others than ours."""
+    from outrider.runtime.kernels.gpu_kernels import ADDED, normed
+
     names = "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
     attention, mlp, *norms = (getattr(module, name, None) for name in names)
-    if variant_of(attention, fused_attention.forward) is None or None in map(epsilon_of, norms):
-        return False
+    if variant_of(attention, fused_attention.forward) is None or None in norms:
+        return None
     if mlp is None or variant_of(mlp, fused_mlp.forward) is None:
-        return False
-    return not any(map(has_hooks, (mlp.down_proj, *norms)))
+        return None
+    if any(map(has_hooks, (mlp.down_proj, *norms))):
+        return None
+    return added_to_weight(norms[1], normed, ADDED)
 
 
-def _forward(module: Any, hidden_states: Tensor, *arguments: Any, **given: Any) -> Tensor:
+def _forward(
+    module: Any, hidden_states: Tensor, *arguments: Any, added: float, **given: Any
+) -> Tensor:
     usual = not arguments and fused_attention.is_usual(module.self_attn, **given)
     if runs_own_code(module) or not usual:
         found: Tensor = type(module).forward(module, hidden_states, *arguments, **given)
         return found
-    return _summed(module, hidden_states, given)
+    return _summed(module, hidden_states, added, given)
 
 
-def _summed(module: Any, x_BNH: Tensor, given: Mapping[str, Any]) -> Tensor:
+def _summed(module: Any, x_BNH: Tensor, added: float, given: Mapping[str, Any]) -> Tensor:
     from outrider.runtime.kernels.gpu_kernels import normed_sum
 
     norm, mlp = module.post_attention_layernorm, module.mlp
     epsilon = epsilon_of(norm) or 0.0
     attended_BNH, _ = module.self_attn(hidden_states=module.input_layernorm(x_BNH), **given)
-    y_BNH, normed_BNH = normed_sum(x_BNH, attended_BNH, norm.weight, epsilon)
+    y_BNH, normed_BNH = normed_sum(x_BNH, attended_BNH, norm.weight, epsilon, added)
     inner_BNF = fused_mlp.inner(mlp, normed_BNH, **(variant_of(mlp, fused_mlp.forward) or {}))
     down = mlp.down_proj
     if type(down) is not nn.Linear or down.bias is not None:
@@ -73,7 +84,7 @@ def _summed(module: Any, x_BNH: Tensor, given: Mapping[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def _computes_the_formula(module: Any) -> bool:
+def _computes_the_formula(module: Any, added: float) -> bool:
     attention = module.self_attn
     x_BNH = example_inputs(attention.q_proj).view(2, 2, -1)
     given = {
@@ -83,6 +94,6 @@ def _computes_the_formula(module: Any) -> bool:
     }
     try:
         wanted = type(module).forward(module, x_BNH, **given)
-        return agree(_summed(module, x_BNH, given), wanted)
+        return agree(_summed(module, x_BNH, added, given), wanted)
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return False  # it is of another form

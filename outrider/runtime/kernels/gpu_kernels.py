@@ -28,25 +28,32 @@ _BLOCKS = 192
 _COLUMNS = 1024
 
 
-def normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMS norm over the last dimension: ``x / √(mean(x²) + ε) · w``.
+ADDED = (0.0, 1.0)
+"""What the weights of norms may be added to."""
+
+
+def normed(x: Tensor, weight: Tensor, epsilon: float, added: float) -> Tensor:
+    """RMS norm over the last dimension: ``x / √(mean(x²) + ε) · (a + w)``.
 
     Args:
         x: (..., H).
         weight: (H,).
         epsilon: as above.
+        added: a.
     """
     x = x.contiguous()
     found = torch.empty_like(x)
-    _start_norm(x, x, weight, found, found, epsilon, adds=False)
+    _start_norm(x, x, weight, found, found, epsilon, added, adds=False)
     return found
 
 
-def normed_sum(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def normed_sum(
+    x: Tensor, y: Tensor, weight: Tensor, epsilon: float, added: float
+) -> tuple[Tensor, Tensor]:
     """``x + y``, both (..., H), and its RMS norm; otherwise as :func:`normed`."""
     x, y = x.contiguous(), y.contiguous()
     total, found = torch.empty_like(x), torch.empty_like(x)
-    _start_norm(x, y, weight, total, found, epsilon, adds=True)
+    _start_norm(x, y, weight, total, found, epsilon, added, adds=True)
     return total, found
 
 
@@ -57,16 +64,15 @@ def _start_norm(
     total: Tensor,
     found: Tensor,
     epsilon: float,
+    added: float,
     *,
     adds: bool,
 ) -> None:
     H = x.shape[-1]
     width = triton.next_power_of_2(H)
-    warps = min(16, max(1, width // 256))
+    sizes = {"H": H, "WIDTH": width, "ADDS": adds, "num_warps": min(16, max(1, width // 256))}
     with on_device_of(x):
-        _norm[(x.numel() // H,)](
-            x, y, weight, total, found, epsilon, H=H, WIDTH=width, ADDS=adds, num_warps=warps
-        )
+        _norm[(x.numel() // H,)](x, y, weight, total, found, epsilon, added, **sizes)
 
 
 @triton.jit
@@ -77,6 +83,7 @@ def _norm(
     total,
     found,
     epsilon,
+    added,
     H: tl.constexpr,
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
@@ -84,7 +91,7 @@ def _norm(
     start = tl.program_id(0).to(tl.int64) * H
     column = tl.arange(0, WIDTH)
     here = column < H
-    w = tl.load(weight + column, here, 0.0).to(tl.float32)
+    w = added + tl.load(weight + column, here, 0.0).to(tl.float32)
     row = tl.load(x + start + column, here, 0.0).to(tl.float32)
     if ADDS:
         row += tl.load(y + start + column, here, 0.0).to(tl.float32)
@@ -99,12 +106,13 @@ class HeadNorms(NamedTuple):
 
     Attributes:
         q_weight, k_weight: (C,) each.
-        epsilon: of both.
+        epsilon, added: of both, as of :func:`normed`.
     """
 
     q_weight: Tensor
     k_weight: Tensor
     epsilon: float
+    added: float
 
 
 class Place(NamedTuple):
@@ -145,7 +153,7 @@ def rotated(
     """
     B, N, H, C = qkv_BNHC.shape
     found = qkv_BNHC.new_empty(B, N, num_queries, C)
-    q_weight, k_weight, epsilon = norms or (qkv_BNHC, qkv_BNHC, 0.0)
+    q_weight, k_weight, epsilon, added = norms or (qkv_BNHC, qkv_BNHC, 0.0, 0.0)
     keys, values, slots_BN = place
     with on_device_of(qkv_BNHC):
         _rotate[(B * N, H)](
@@ -165,6 +173,7 @@ def rotated(
             N,
             num_queries,
             epsilon,
+            added,
             C=C,
             HALF=triton.next_power_of_2(C // 2),
             NORM=norms is not None,
@@ -196,6 +205,7 @@ def _rotate(
     N,
     num_queries,
     epsilon,
+    added,
     C: tl.constexpr,
     HALF: tl.constexpr,
     NORM: tl.constexpr,
@@ -220,8 +230,8 @@ def _rotate(
             weight = q_weight
             if head >= num_queries:
                 weight = k_weight
-            x1f *= scale * tl.load(weight + first, here, 0.0).to(tl.float32)
-            x2f *= scale * tl.load(weight + second, here, 0.0).to(tl.float32)
+            x1f *= scale * (added + tl.load(weight + first, here, 0.0).to(tl.float32))
+            x2f *= scale * (added + tl.load(weight + second, here, 0.0).to(tl.float32))
         angle = row * cos_row + token * C
         cos1 = tl.load(cos + angle + first, here, 0.0).to(tl.float32)
         cos2 = tl.load(cos + angle + second, here, 0.0).to(tl.float32)
