@@ -97,22 +97,32 @@ def test_attention(B: int, N: int, Q: int, K: int, C: int, S: int, dtype: torch.
     mask_B1NS[..., 0] = 0
     mask_B1NS[..., 300:] = least
     mask_B1NS[-1, :, -1, 1:] = least
-    assert attends(q_BQNC, k_BKSC)
+    assert attends(q_BQNC, k_BKSC, v_BKSC, mask_B1NS)
     keys, values = (each.double().repeat_interleave(Q // K, 1) for each in (k_BKSC, v_BKSC))
     hidden_B1NS = mask_B1NS < -1
     scores_BQNS = (0.3 * q_BQNC.double() @ keys.mT).masked_fill(hidden_B1NS, -torch.inf)
     wanted_BQNC = scores_BQNS.softmax(-1) @ values
     found_BNQC = attended(q_BQNC, k_BKSC, v_BKSC, mask_B1NS, 0.3)
     assert_near(found_BNQC, wanted_BQNC.transpose(1, 2))
+    of_all_B11S = mask_B1NS[:1, :, :1]
+    as_many_B1NS = of_all_B11S.repeat(B, 1, N, 1)
+    found_BNQC = attended(q_BQNC, k_BKSC, v_BKSC, of_all_B11S, 0.3)
+    assert torch.equal(found_BNQC, attended(q_BQNC, k_BKSC, v_BKSC, as_many_B1NS, 0.3))
 
 
-def test_many_queries_are_left_to_torch() -> None:
+def test_other_attention_is_left_to_torch() -> None:
+    """Of many queries, of values of another width, of float64, with a mask that is not added."""
     from outrider.runtime.kernels.gpu_kernels import attends
 
-    k_BKSC = torch.zeros(1, 2, 8, 16)
-    assert attends(torch.zeros(1, 8, 16, 16), k_BKSC)
-    assert not attends(torch.zeros(1, 8, 17, 16), k_BKSC)
-    assert not attends(torch.zeros(1, 8, 1, 16).double(), k_BKSC.double())
+    def of(N: int = 16, value: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        q, k, v, mask = (1, 8, N, 16), (1, 2, 8, 16), (1, 2, 8, value), (1, 1, N, 8)
+        return [torch.zeros(shape, dtype=dtype) for shape in (q, k, v, mask)]
+
+    assert attends(*of())
+    assert not attends(*of(N=17))
+    assert not attends(*of(value=8))
+    assert not attends(*of(dtype=torch.float64))
+    assert not attends(*of()[:3], torch.ones(1, 1, 16, 8, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

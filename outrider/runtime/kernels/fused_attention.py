@@ -77,9 +77,10 @@ def _attend(
         from outrider.runtime.kernels import gpu_kernels
 
         assert attention_mask is not None
-        if gpu_kernels.attends(query, key):
+        given = query, key, value, attention_mask
+        if gpu_kernels.attends(*given):
             scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
-            return gpu_kernels.attended(query, key, value, attention_mask, scale), None
+            return gpu_kernels.attended(*given, scale), None
     result: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout, scaling, **kwargs
     )

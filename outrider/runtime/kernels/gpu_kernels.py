@@ -282,11 +282,14 @@ def _gate(gate_up, found, F, COLUMNS: tl.constexpr, SILU: tl.constexpr):
     tl.store(found + token * F + column, gate * up, here)
 
 
-def attends(q_BQNC: Tensor, k_BKSC: Tensor) -> bool:
-    """Whether :func:`attended` takes these queries and keys: few, and of a dtype that it reads."""
+def attends(q_BQNC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask_B1NS: Tensor) -> bool:
+    """Whether :func:`attended` takes these: few queries, values as wide as keys, all of a dtype
+    that it reads, and a mask that is added."""
     few = q_BQNC.shape[2] * (q_BQNC.shape[1] // k_BKSC.shape[1]) <= _NARROW
+    alike = q_BQNC.shape[3] == k_BKSC.shape[3] == v_BKSC.shape[3]
+    dtypes = {q_BQNC.dtype, k_BKSC.dtype, v_BKSC.dtype, mask_B1NS.dtype}
     floats = (torch.bfloat16, torch.float16, torch.float32)
-    return few and q_BQNC.dtype == k_BKSC.dtype and q_BQNC.dtype in floats
+    return few and alike and len(dtypes) == 1 and q_BQNC.dtype in floats
 
 
 def attended(
@@ -326,7 +329,7 @@ def attended(
             *k_BKSC.stride()[:3],
             *v_BKSC.stride()[:3],
             mask_B1NS.stride(0) if mask_B1NS.shape[0] > 1 else 0,
-            mask_B1NS.stride(2),
+            mask_B1NS.stride(2) if mask_B1NS.shape[2] > 1 else 0,
             scale,
             B,
             K,
