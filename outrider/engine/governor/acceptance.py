@@ -79,14 +79,14 @@ class PositionRates:
             drafts: of the rows.
             now: number of the round, counted over all batches.
         """
-        longest = max([len(tried) for tried, _ in drafts], default=0)
-        if not longest:
+        drafts = [draft for draft in drafts if draft.tried]
+        if not drafts:
             return
-        self._fade(now, longest, sum([tried[0] for tried, _ in drafts if tried]))
+        longest = max([len(tried) for tried, _ in drafts])
+        self._fade(now, longest, sum([tried[0] for tried, _ in drafts]))
+        self._take_first([accepted[0] for _, accepted in drafts])
         all_tried, all_accepted = self._tried, self._accepted
         for tried, accepted in drafts:
-            if tried:
-                self._take_first(accepted[0])
             for k, share in enumerate(tried):
                 all_tried[k] += share
                 all_accepted[k] += accepted[k]
@@ -101,8 +101,7 @@ class PositionRates:
         """
         weight = min(1.0, _MOST_REVIEWED / len(labels))
         self._fade(now, 1, weight * len(labels))
-        for label in labels:
-            self._take_first(label)
+        self._take_first(labels)
         self._accepted[0] += weight * sum(labels)
         self._tried[0] += weight * len(labels)
 
@@ -119,11 +118,14 @@ class PositionRates:
         self._last = now
         self._odds = []
 
-    def _take_first(self, label: float) -> None:
-        """Takes a label of the first position for p_0."""
-        self._num_labels += 1
-        self._first_accepted = self._first_accepted * _KEPT_LONG + label
-        self._first_tried = self._first_tried * _KEPT_LONG + 1
+    def _take_first(self, labels: Sequence[float]) -> None:
+        """Takes labels of the first position for p_0."""
+        self._num_labels += len(labels)
+        accepted, tried = self._first_accepted, self._first_tried
+        for label in labels:
+            accepted = accepted * _KEPT_LONG + label
+            tried = tried * _KEPT_LONG + 1
+        self._first_accepted, self._first_tried = accepted, tried
 
     def odds(self, most: int) -> list[float]:
         """o_k of the first positions."""

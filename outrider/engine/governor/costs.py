@@ -141,19 +141,19 @@ class Surface:
             num_rounds: how many rounds there were.
             at_most: the seconds are only a bound: more than a mean of several rounds says nothing.
         """
-        if weight == 1.0 and length not in self._cells.get(rows, {}) and self._cells:
-            (expected,), _ = self.read(rows, [length], now)
-            seconds = min(seconds, _OUTLIER * expected)
-        cells = self._cells.setdefault(rows, {})
-        if length in cells and at_most and cells[length].is_below(seconds, now):
-            cells[length].measured = now
-        elif length in cells:
-            cells[length].add(seconds, now, num_rounds)
-            self._since_fit += 1
-        else:
-            cells[length] = Cell(seconds, weight, now)
+        cell = self._cells.get(rows, {}).get(length)
+        if cell is None:
+            if weight == 1.0 and self._cells:
+                (expected,), _ = self.read(rows, [length], now)
+                seconds = min(seconds, _OUTLIER * expected)
+            cell = self._cells.setdefault(rows, {})[length] = Cell(seconds, weight, now)
             self._since_fit = _REFIT
-        if cells[length].has_moved():
+        elif at_most and cell.is_below(seconds, now):
+            cell.measured = now
+        else:
+            cell.add(seconds, now, num_rounds)
+            self._since_fit += 1
+        if cell.has_moved():
             self._moves[rows] = self._moves.get(rows, 0) + 1
 
     def moves(self, rows: int) -> int:
@@ -331,16 +331,17 @@ class RoundCosts:
             self.now += len(totals)
             seconds = median_low(totals)
             num_rounds = min(len(totals), MOST_TOGETHER)
-            for _ in range(num_rounds):
-                self._follow(rows, 0, 0, seconds)
+            self._follow(rows, 0, 0, seconds, num_rounds)
             self._rest.observe(rows, 0, seconds / self._pace.now, self.now, num_rounds=num_rounds)
 
-    def _follow(self, rows: int, length: int, width: int, total: float) -> None:
-        """Lets the pace follow a round, as far as such rounds were measured before."""
+    def _follow(
+        self, rows: int, length: int, width: int, total: float, num_rounds: int = 1
+    ) -> None:
+        """Lets the pace follow rounds that took as long, as far as such were measured before."""
         rest = self._rest.mean(rows, width)
-        draft = length * self._step.mean(rows, length)
+        draft = length * self._step.mean(rows, length) if length else 0.0
         if rest and (draft or not length):
-            self._pace.follow(total, rest + draft)
+            self._pace.follow(total, rest + draft, num_rounds)
 
     def observe_reading(self, rows: int, behind: int, seconds: float) -> None:
         """Takes the seconds in which a draft model read committed tokens that it lacked. A round

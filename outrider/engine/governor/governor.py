@@ -155,8 +155,9 @@ class Governor:
                 self._learn_review(outcome)
             if outcome.length:
                 self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
+                source = outcome.asked.source
                 for label in outcome.labels(self.now):
-                    labels.setdefault((label.row.kind, outcome.asked.source), []).append(label)
+                    labels.setdefault((label[0].kind, source), []).append(label)
         for (kind, source), found in labels.items():
             self._learn_acceptance(kind, source, found)
 
@@ -218,8 +219,9 @@ class Governor:
     def _learn_acceptance(self, kind: Kind, source: int, labels: Sequence[Label]) -> None:
         of_class = self.rates(kind, source)
         odds = of_class.odds(max([len(draft.tried) for _, draft, _ in labels]))
+        spread = of_class.spread
         for row, draft, now in labels:
-            row.of(source).learn(odds, draft, now, of_class.spread)
+            row.of(source).learn(odds, draft, now, spread)
         of_class.learn([draft for _, draft, _ in labels], self.now)
 
     # --------------------------------------------------------------------------------- predictions
@@ -254,16 +256,18 @@ class Governor:
         tokens = expected_tokens(survivals, len(rows), lengths)
         promise = Promise(source, lengths, tokens, costs.curve(len(rows), lengths), late)
         if most and not promise.best.length:
-            hope = HOPE / sqrt(len(rows))
+            hope, index = HOPE / sqrt(len(rows)), promise.best_draft
+            length = lengths[index]
             survivals = [
                 row.of(source).survival(
-                    odds[row.kind][:limit],
+                    odds[row.kind][: min(limit, length)],
                     self.now,
                     hope * row.of(source).deviation(rates[row.kind].spread),
                 )
                 for row, limit in zip(rows, limits, strict=True)
             ]
-            promise.hope(expected_tokens(survivals, len(rows), lengths))
+            (hoped,) = expected_tokens(survivals, len(rows), [length])
+            promise.hope(index, hoped)
         return promise
 
     def behind(self, source: int, rows: Sequence[RowMemory]) -> int:
