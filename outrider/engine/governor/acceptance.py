@@ -26,7 +26,7 @@ A round of 32 rows gives 32 labels, and the next round may be of a single row an
 text. So counts weigh at most as much as if all rounds had given as few labels as the newest one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.governor.counts import Counts
@@ -130,18 +130,19 @@ class PositionRates:
     def odds(self, most: int) -> list[float]:
         """o_k of the first positions."""
         if len(self._odds) < most:
-            self._odds = list(self._estimated(most))
+            self._odds = self._estimated(most)
         return self._odds[:most]
 
-    def _estimated(self, most: int) -> Iterator[float]:
+    def _estimated(self, most: int) -> list[float]:
         assumed = self._first_accepted + _FIRST_STRENGTH * ASSUMED
         p = assumed / (self._first_tried + _FIRST_STRENGTH)
         strength = max(_STRENGTH, _FIRST_STRENGTH - self._num_labels)
-        for k in range(most):
-            if k < len(self._tried):
-                p = (self._accepted[k] + strength * p) / (self._tried[k] + strength)
-            yield odds_against(p)
+        odds = []
+        for tried, accepted in zip(self._tried[:most], self._accepted, strict=False):
+            p = (accepted + strength * p) / (tried + strength)
+            odds.append(odds_against(p))
             strength = _STRENGTH
+        return odds + [odds_against(p)] * (most - len(odds))
 
 
 def odds_against(p: float) -> float:

@@ -219,9 +219,8 @@ class Governor:
     def _learn_acceptance(self, kind: Kind, source: int, labels: Sequence[Label]) -> None:
         of_class = self.rates(kind, source)
         odds = of_class.odds(max([len(draft.tried) for _, draft, _ in labels]))
-        spread = of_class.spread
         for row, draft, now in labels:
-            row.of(source).learn(odds, draft, now, spread)
+            row.of(source).learn(odds, draft, now, of_class.spread)
         of_class.learn([draft for _, draft, _ in labels], self.now)
 
     # --------------------------------------------------------------------------------- predictions

@@ -79,15 +79,15 @@ class Outcome:
     def labels(self, now: int) -> list[Label]:
         """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
         over or that had forced tokens."""
-        forced, overlaps = self.forced or [0] * len(self.rows), self.overlaps
+        forced = self.forced or [0] * len(self.rows)
         each = zip(self.rows, self.asked.lengths, self.accepted, forced, strict=True)
         found = []
         for b, (row, length, accepted, num_forced) in enumerate(each):
             if accepted is None or not length or num_forced:
                 continue
-            if overlaps:
-                draft = Counts.expected(length, *overlaps[b])
+            if self.overlaps:
+                draft = Counts.expected(length, *self.overlaps[b])
             else:
-                draft = Counts.of(length, accepted if accepted < length else length)
+                draft = Counts.of(length, min(accepted, length))
             found.append((row, draft, now))
         return found

@@ -27,9 +27,7 @@ class Pace:
     def __init__(self) -> None:
         self.now = 1.0
 
-    def follow(self, seconds: float, expected: float, num_rounds: int = 1) -> None:
-        """Takes the seconds of a round, or of several that took as long, and those that were
-        expected at a pace of 1."""
+    def follow(self, seconds: float, expected: float) -> None:
+        """Takes the seconds of a round, and those that were expected at a pace of 1."""
         ratio = min(max(seconds / expected, 1 / _MOST), _MOST)
-        for _ in range(num_rounds):
-            self.now += _FOLLOWED * (ratio - self.now)
+        self.now += _FOLLOWED * (ratio - self.now)

@@ -115,7 +115,7 @@ class RowRates:
             spread: of the row's class, which learns, too.
         """
         tried = accepted = predicted = 0.0
-        for tried_k, accepted_k, o in zip(*draft, odds, strict=False):
+        for tried_k, accepted_k, o in zip(draft.tried, draft.accepted, odds, strict=False):
             tried += tried_k
             accepted += accepted_k
             predicted += tried_k / (1 + o)
