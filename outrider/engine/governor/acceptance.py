@@ -26,7 +26,7 @@ A round of 32 rows gives 32 labels, and the next round may be of a single row an
 text. So counts weigh at most as much as if all rounds had given as few labels as the newest one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.governor.counts import Counts
@@ -79,14 +79,14 @@ class PositionRates:
             drafts: of the rows.
             now: number of the round, counted over all batches.
         """
-        longest = max([len(tried) for tried, _ in drafts], default=0)
-        if not longest:
+        drafts = [draft for draft in drafts if draft.tried]
+        if not drafts:
             return
-        self._fade(now, longest, sum([tried[0] for tried, _ in drafts if tried]))
+        longest = max([len(tried) for tried, _ in drafts])
+        self._fade(now, longest, sum([tried[0] for tried, _ in drafts]))
+        self._take_first([accepted[0] for _, accepted in drafts])
         all_tried, all_accepted = self._tried, self._accepted
         for tried, accepted in drafts:
-            if tried:
-                self._take_first(accepted[0])
             for k, share in enumerate(tried):
                 all_tried[k] += share
                 all_accepted[k] += accepted[k]
@@ -101,8 +101,7 @@ class PositionRates:
         """
         weight = min(1.0, _MOST_REVIEWED / len(labels))
         self._fade(now, 1, weight * len(labels))
-        for label in labels:
-            self._take_first(label)
+        self._take_first(labels)
         self._accepted[0] += weight * sum(labels)
         self._tried[0] += weight * len(labels)
 
@@ -119,27 +118,31 @@ class PositionRates:
         self._last = now
         self._odds = []
 
-    def _take_first(self, label: float) -> None:
-        """Takes a label of the first position for p_0."""
-        self._num_labels += 1
-        self._first_accepted = self._first_accepted * _KEPT_LONG + label
-        self._first_tried = self._first_tried * _KEPT_LONG + 1
+    def _take_first(self, labels: Sequence[float]) -> None:
+        """Takes labels of the first position for p_0."""
+        self._num_labels += len(labels)
+        accepted, tried = self._first_accepted, self._first_tried
+        for label in labels:
+            accepted = accepted * _KEPT_LONG + label
+            tried = tried * _KEPT_LONG + 1
+        self._first_accepted, self._first_tried = accepted, tried
 
     def odds(self, most: int) -> list[float]:
         """o_k of the first positions."""
         if len(self._odds) < most:
-            self._odds = list(self._estimated(most))
+            self._odds = self._estimated(most)
         return self._odds[:most]
 
-    def _estimated(self, most: int) -> Iterator[float]:
+    def _estimated(self, most: int) -> list[float]:
         assumed = self._first_accepted + _FIRST_STRENGTH * ASSUMED
         p = assumed / (self._first_tried + _FIRST_STRENGTH)
         strength = max(_STRENGTH, _FIRST_STRENGTH - self._num_labels)
-        for k in range(most):
-            if k < len(self._tried):
-                p = (self._accepted[k] + strength * p) / (self._tried[k] + strength)
-            yield odds_against(p)
+        odds = []
+        for tried, accepted in zip(self._tried[:most], self._accepted, strict=False):
+            p = (accepted + strength * p) / (tried + strength)
+            odds.append(odds_against(p))
             strength = _STRENGTH
+        return odds + [odds_against(p)] * (most - len(odds))
 
 
 def odds_against(p: float) -> float:

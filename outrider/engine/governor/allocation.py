@@ -13,7 +13,7 @@ Legend: B rows, γ_b the most tokens that row b may draft.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -63,8 +63,10 @@ class Option:
     def after(self, catch_up: float) -> "Option":
         """The same, where the draft model first reads for so many seconds."""
         assert self.believed is not None
-        seconds = self.believed.seconds + catch_up / HORIZON
-        return replace(self, catch_up=catch_up, rate=self.believed.tokens / seconds)
+        rate = self.believed.tokens / (self.believed.seconds + catch_up / HORIZON)
+        return Option(
+            self.source, self.length, self.believed, catch_up, self.probe, self.reviews, rate
+        )
 
 
 class Promise:
@@ -80,6 +82,8 @@ class Promise:
     Attributes:
         source: as given.
         draft_lengths: the lengths.
+        rates: tokens per second, by length.
+        best: the length with the most of them.
         hopeful: where drafting nothing promises most, the best length above 0, with what it
             promises if the rows accept more than is believed of them; else None.
     """
@@ -98,30 +102,26 @@ class Promise:
         self.draft_lengths = lengths
         self._tokens, self._seconds, self._catch_up = tokens, seconds, catch_up
         late = catch_up / HORIZON
-        self._rates = [n / (s + late) for n, s in zip(tokens, seconds, strict=True)]
-        self._rates[0] = tokens[0] / seconds[0]
+        self.rates = [n / (s + late) for n, s in zip(tokens, seconds, strict=True)]
+        self.rates[0] = tokens[0] / seconds[0]
+        self.best = self.option(self.rates.index(max(self.rates)))
 
     @property
-    def best(self) -> Option:
-        """The length with the most tokens per second."""
-        return self.option(self._rates.index(max(self._rates)))
+    def best_draft(self) -> int:
+        """The index of the best length above 0."""
+        drafting = self.rates[1:]
+        return 1 + drafting.index(max(drafting))
 
-    @property
-    def best_draft(self) -> Option:
-        """The best length above 0."""
-        drafting = self._rates[1:]
-        return self.option(1 + drafting.index(max(drafting)))
-
-    def hope(self, tokens: Sequence[float]) -> None:
+    def hope(self, index: int, tokens: float) -> None:
         """Sets ``hopeful``.
 
         Args:
-            tokens: of a round, by length, if the rows accept more than is believed of them.
+            index: of the best length above 0.
+            tokens: of a round of that length, if the rows accept more than is believed of them.
         """
-        best = self.best_draft
-        assert best.believed is not None
-        believed = Goodput(tokens[self.draft_lengths.index(best.length)], best.believed.seconds)
-        self.hopeful = replace(best, believed=believed).after(best.catch_up)
+        believed = Goodput(tokens, self._seconds[index])
+        hopeful = Option(self.source, self.draft_lengths[index], believed)
+        self.hopeful = hopeful.after(self._catch_up)
 
     def option(self, index: int) -> Option:
         """The option of a length."""
@@ -130,7 +130,7 @@ class Promise:
             self.draft_lengths[index],
             Goodput(self._tokens[index], self._seconds[index]),
             self._catch_up if index else 0.0,
-            rate=self._rates[index],
+            rate=self.rates[index],
         )
 
 

@@ -216,27 +216,31 @@ class BatchGovernor:
         best = max((each.best for each in promises), key=lambda option: option.rate)
         if self._present is not None and self._present[1] in lengths:
             source, length = self._present
-            present = promises[source].option(lengths.index(length))
-            if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
-                best = present
+            index = lengths.index(length)
+            present_rate = promises[source].rates[index]
+            if best.rate < (HYSTERESIS if length else _TO_START) * present_rate:
+                best = promises[source].option(index)
         if not best.length:
             best = self._hopeful(promises, best)
-        plain = promises[0].option(0)
         self._is_reviewed = self._is_reviewed or reviewable > 0
         if best.length and self._is_reviewed and self._balance.forbids(self._now, rows):
-            best = plain
-        self._balance.plain_rate = plain.rate
+            best = promises[0].option(0)
+        self._balance.plain_rate = promises[0].rates[0]
         before, self._present = self._present, (best.source, best.length)
         self._standing = best
         probe = None
         if self._present == before:
             probe = self._probes.choose(best, promises, len(rows), greedy, reviewable > 0)
-        is_new = probe is not None and self._probes.age(probe, best, len(rows), greedy) == NEVER
-        if probe is None and reviewable and not best.length:
-            probe = self._reviews.choose(best, rows, greedy, reviewable)
-            is_new = probe is not None  # the next choice is made with what it shows
+        is_new = probe is not None and self._is_new(probe, best, len(rows), greedy)
+        wait = 0.0
+        if probe is None and not best.length:
+            wait = self._wait(best, rows, greedy, reviewable)
+            if reviewable and wait <= 0:
+                probe = self._reviews.begin(best, rows, greedy)
+                is_new = True  # the next choice is made with what it shows
         if not best.length and probe is None:
-            self._stands = self._rest_length(best, rows, greedy, reviewable)
+            longest = LONGEST_REST if reviewable else LONGEST_STAND
+            self._stands = ceil(min(wait, longest)) if wait > 0 else longest
             self._heeds_changes = reviewable > 0 and not have_changed(rows)
         else:
             is_confirmed = self._present == before and not is_new
@@ -253,16 +257,19 @@ class BatchGovernor:
         best = max(found, key=lambda option: option.rate, default=none)
         return best if best.rate > least else none
 
-    def _rest_length(
+    def _is_new(self, probe: Option, best: Option, num_rows: int, greedy: bool) -> bool:
+        """Whether a probe is the first of its kind."""
+        age = self._probes.age(probe.source, probe.length, best, num_rows, greedy)
+        return age == NEVER
+
+    def _wait(
         self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int
-    ) -> int:
-        """For how many rounds drafting nothing stands: they show nothing of the draft model, so
-        until the next look at it."""
+    ) -> float:
+        """Rounds until the next look at the draft model, of which rounds without drafts show
+        nothing."""
         if reviewable:
-            wait, longest = self._reviews.wait(best, rows, greedy, reviewable), LONGEST_REST
-        else:
-            wait, longest = self._probes.wait(greedy), LONGEST_STAND
-        return ceil(min(wait, longest)) if wait > 0 else longest
+            return self._reviews.wait(best, rows, greedy, reviewable)
+        return self._probes.wait(greedy)
 
     def _is_rest_over(self) -> bool:
         rounds = self._now - self._planned_at
@@ -361,9 +368,12 @@ class BatchGovernor:
     ) -> None:
         """Counts the tokens that were committed; ``drafted`` is the source that has read all."""
         for source in range(len(self._governor.sources.names)):
-            for row, num in zip(rows, accepted, strict=True):
-                rates = row.of(source)
-                rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
+            if source == drafted:
+                for row in rows:
+                    row.of(source).undrafted = 0
+            else:
+                for row, num in zip(rows, accepted, strict=True):
+                    row.of(source).undrafted += (num or 0) + 1
 
     def _learn_outcomes(self) -> None:
         """Lets the engine's governor learn from the rounds since it last did."""

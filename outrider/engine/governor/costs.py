@@ -141,19 +141,19 @@ class Surface:
             num_rounds: how many rounds there were.
             at_most: the seconds are only a bound: more than a mean of several rounds says nothing.
         """
-        if weight == 1.0 and length not in self._cells.get(rows, {}) and self._cells:
-            (expected,), _ = self.read(rows, [length], now)
-            seconds = min(seconds, _OUTLIER * expected)
-        cells = self._cells.setdefault(rows, {})
-        if length in cells and at_most and cells[length].is_below(seconds, now):
-            cells[length].measured = now
-        elif length in cells:
-            cells[length].add(seconds, now, num_rounds)
-            self._since_fit += 1
-        else:
-            cells[length] = Cell(seconds, weight, now)
+        cell = self._cells.get(rows, {}).get(length)
+        if cell is None:
+            if weight == 1.0 and self._cells:
+                (expected,), _ = self.read(rows, [length], now)
+                seconds = min(seconds, _OUTLIER * expected)
+            cell = self._cells.setdefault(rows, {})[length] = Cell(seconds, weight, now)
             self._since_fit = _REFIT
-        if cells[length].has_moved():
+        elif at_most and cell.is_below(seconds, now):
+            cell.measured = now
+        else:
+            cell.add(seconds, now, num_rounds)
+            self._since_fit += 1
+        if cell.has_moved():
             self._moves[rows] = self._moves.get(rows, 0) + 1
 
     def moves(self, rows: int) -> int:
@@ -184,15 +184,15 @@ class Surface:
             self._line, self._since_fit = self._fitted(now), 0
         level, slope = self._line
         known = self._cells.get(rows, {})
-        seconds = [
-            max(0.0, level + slope * self._tokens(rows, length)) + excess
-            for length, excess in zip(lengths, self._excesses(rows, lengths, now), strict=True)
-        ]
-        weights = [known[n].weight_at(now) if n in known else TRUST for n in lengths]
         least = _LEAST * min(
             [cell.mean for cells in self._cells.values() for cell in cells.values()]
         )
-        return [max(least, each) for each in seconds], weights
+        seconds = [
+            max(least, max(0.0, level + slope * self._tokens(rows, length)) + excess)
+            for length, excess in zip(lengths, self._excesses(rows, lengths, now), strict=True)
+        ]
+        weights = [known[n].weight_at(now) if n in known else TRUST for n in lengths]
+        return seconds, weights
 
     def on_line(self, rows: int, length: int) -> float:
         """What the fitted line says of a cell; some must have been read."""
@@ -213,14 +213,16 @@ class Surface:
 
     def _excesses_of(self, rows: int, lengths: Sequence[int], now: int) -> list[float]:
         level, slope = self._line
-        cells = self._cells[rows]
-        measured = sorted(cells)
-        excess = []
-        for length in measured:
-            weight = cells[length].weight_at(now)
-            above = cells[length].mean - level - slope * self._tokens(rows, length)
-            excess.append(above * weight / (weight + TRUST))
-        return [interpolated(measured, excess, length) for length in lengths]
+        excess = {}
+        for length, cell in sorted(self._cells[rows].items()):
+            weight = cell.weight_at(now)
+            above = cell.mean - level - slope * self._tokens(rows, length)
+            excess[length] = above * weight / (weight + TRUST)
+        measured, values = list(excess), list(excess.values())
+        return [
+            excess[length] if length in excess else interpolated(measured, values, length)
+            for length in lengths
+        ]
 
     def _fitted(self, now: int) -> tuple[float, float]:
         """Level and slope of the line that fits all cells, by least squares of relative errors. The
@@ -300,19 +302,14 @@ class RoundCosts:
         width = length if width is None else width
         if behind <= _AS_USUAL and not changes:
             self._follow(rows, length, width, total)
-        draft, total = draft / self._pace.now, total / self._pace.now
-        self._rest.observe(
-            rows,
-            width,
-            max(total - draft, 0.0),
-            self.now,
-            at_most=changes,
-        )
+        pace = self._pace.now
+        draft, total = draft / pace, total / pace
+        self._rest.observe(rows, width, max(total - draft, 0.0), self.now, at_most=changes)
         if not length or not draft:
             return
         if behind > _AS_USUAL:
             drafting = length * self._steps(rows, [length])[0]
-            self.observe_reading(rows, behind, max(draft - drafting, 0.0) * self._pace.now)
+            self.observe_reading(rows, behind, max(draft - drafting, 0.0) * pace)
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=changes)
 

@@ -155,8 +155,9 @@ class Governor:
                 self._learn_review(outcome)
             if outcome.length:
                 self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
+                source = outcome.asked.source
                 for label in outcome.labels(self.now):
-                    labels.setdefault((label.row.kind, outcome.asked.source), []).append(label)
+                    labels.setdefault((label[0].kind, source), []).append(label)
         for (kind, source), found in labels.items():
             self._learn_acceptance(kind, source, found)
 
@@ -254,16 +255,18 @@ class Governor:
         tokens = expected_tokens(survivals, len(rows), lengths)
         promise = Promise(source, lengths, tokens, costs.curve(len(rows), lengths), late)
         if most and not promise.best.length:
-            hope = HOPE / sqrt(len(rows))
+            hope, index = HOPE / sqrt(len(rows)), promise.best_draft
+            length = lengths[index]
             survivals = [
                 row.of(source).survival(
-                    odds[row.kind][:limit],
+                    odds[row.kind][: min(limit, length)],
                     self.now,
                     hope * row.of(source).deviation(rates[row.kind].spread),
                 )
                 for row, limit in zip(rows, limits, strict=True)
             ]
-            promise.hope(expected_tokens(survivals, len(rows), lengths))
+            (hoped,) = expected_tokens(survivals, len(rows), [length])
+            promise.hope(index, hoped)
         return promise
 
     def behind(self, source: int, rows: Sequence[RowMemory]) -> int:

@@ -1,8 +1,7 @@
 """What a round is asked to draft, and what it shows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from outrider.core import REVIEW_WIDTH
 from outrider.engine.governor.allocation import Goodput
@@ -50,18 +49,9 @@ class Asked:
         return self.source > 0
 
 
-class Label(NamedTuple):
-    """What a round showed of a row's draft.
-
-    Attributes:
-        row: what is remembered of the row.
-        draft: what was accepted of the draft, of at least one token.
-        now: number of the round.
-    """
-
-    row: RowMemory
-    draft: Counts
-    now: int
+Label = tuple[RowMemory, Counts, int]
+"""What a round showed of a row's draft: what is remembered of the row, what was accepted of the
+draft, of at least one token, and the number of the round."""
 
 
 @dataclass(slots=True)
@@ -86,11 +76,12 @@ class Outcome:
     reviewed: Sequence[Sequence[float]] = ()
     overlaps: Sequence[Sequence[Sequence[float]]] = ()
 
-    def labels(self, now: int) -> Iterator[Label]:
+    def labels(self, now: int) -> list[Label]:
         """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
         over or that had forced tokens."""
         forced = self.forced or [0] * len(self.rows)
         each = zip(self.rows, self.asked.lengths, self.accepted, forced, strict=True)
+        found = []
         for b, (row, length, accepted, num_forced) in enumerate(each):
             if accepted is None or not length or num_forced:
                 continue
@@ -98,4 +89,5 @@ class Outcome:
                 draft = Counts.expected(length, *self.overlaps[b])
             else:
                 draft = Counts.of(length, min(accepted, length))
-            yield Label(row, draft, now)
+            found.append((row, draft, now))
+        return found

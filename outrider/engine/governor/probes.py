@@ -16,7 +16,6 @@ Some probes go on, since one round says too little:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.engine.governor.allocation import Goodput, Option, Promise
@@ -80,29 +79,29 @@ class Probes:
         the next longer draft and none; of the best length of another source; after rounds without
         drafts, of the shortest. Where reviews show acceptance, the latter is seldom tried, unless
         little is missing: their times may be wrong."""
-        candidates = [
-            (age, option)
-            for option in _neighbours(best, promises)
-            if (age := self.age(option, best, num_rows, greedy))
-            >= _oldest(option, best, is_reviewed)
-            and not (is_reviewed and _reads_long(option, best))
-        ]
+        candidates = []
+        for promise, index in _neighbours(best, promises):
+            age = self.age(promise.source, promise.draft_lengths[index], best, num_rows, greedy)
+            if age >= _oldest(promise.rates[index], best, is_reviewed):
+                candidates.append((age, promise.option(index)))
         for _, option in sorted(candidates, key=lambda pair: -pair[0]):
-            tried = replace(option, probe=True)
-            if self._can_pay(tried, best):
-                return tried
+            if is_reviewed and _reads_long(option, best):
+                continue
+            option.probe = True
+            if self._can_pay(option, best):
+                return option
         return None
 
     def wait(self, greedy: bool) -> int:
         """Rounds until a draft model that is not reviewed may be tried again."""
         return _RETRY_AGE - (self._governor.now - self._governor.drafted[greedy])
 
-    def age(self, option: Option, best: Option, num_rows: int, greedy: bool) -> float:
-        """Rounds since an option was measured; where the best one drafts nothing, since anything
+    def age(self, source: int, length: int, best: Option, num_rows: int, greedy: bool) -> float:
+        """Rounds since a length was measured; where the best one drafts nothing, since anything
         was."""
         if not best.length:
             return self._governor.now - self._governor.drafted[greedy]
-        age = self._governor.costs(greedy, option.source).age(num_rows, option.length)
+        age = self._governor.costs(greedy, source).age(num_rows, length)
         return NEVER if age is None else age
 
     def _can_pay(self, option: Option, best: Option) -> bool:
@@ -161,13 +160,13 @@ def _going_on(option: Option, best: Option) -> Retry | None:
     return None
 
 
-def _oldest(option: Option, best: Option, is_reviewed: bool) -> int:
-    """Rounds after which an option is measured again."""
+def _oldest(rate: float, best: Option, is_reviewed: bool) -> int:
+    """Rounds after which an option of this rate is measured again."""
     if best.length:
         return _PROBE_AGE
     if not is_reviewed:
         return _RETRY_AGE
-    return _HOPEFUL_AGE if option.rate > _HOPEFUL * best.rate else _HOPELESS_AGE
+    return _HOPEFUL_AGE if rate > _HOPEFUL * best.rate else _HOPELESS_AGE
 
 
 def _reads_long(option: Option, best: Option) -> bool:
@@ -176,11 +175,12 @@ def _reads_long(option: Option, best: Option) -> bool:
     return option.catch_up > best.believed.seconds
 
 
-def _neighbours(best: Option, promises: Sequence[Promise]) -> Iterator[Option]:
+def _neighbours(best: Option, promises: Sequence[Promise]) -> Iterator[tuple[Promise, int]]:
+    """What may be probed: promises, and indices of their lengths."""
     lengths = promises[best.source].draft_lengths
     at = lengths.index(best.length)
     for index in {max(at - 1, 0), min(at + 1, len(lengths) - 1), 0} - {at}:
-        yield promises[best.source].option(index)
+        yield promises[best.source], index
     for promise in promises:
         if promise.source != best.source and len(lengths) > 1:
-            yield promise.best_draft
+            yield promise, promise.best_draft

@@ -55,11 +55,15 @@ class Reviews:
         self._governor = governor
         self._cost = 0.0
 
-    def choose(
-        self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int
-    ) -> Option | None:
-        """The option of drafting nothing, with a review, if one is due and the credit pays for it.
-        Credit that was saved up lets reviews follow each other faster.
+    def begin(self, best: Option, rows: Sequence[RowMemory], greedy: bool) -> Option:
+        """The option of drafting nothing, with a review that is due; arguments as of
+        :meth:`wait`."""
+        self._cost = self._cost_of(best, rows, greedy)
+        return replace(best, reviews=True)
+
+    def wait(self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int) -> float:
+        """Rounds until a review is due and the credit pays for it, as far as it is known now. Not
+        above 0 where it is due. Credit that was saved up lets reviews follow each other faster.
 
         Args:
             best: the option of drafting nothing.
@@ -67,14 +71,6 @@ class Reviews:
             greedy: whether all rows are.
             reviewable: tokens of each row that would be compared.
         """
-        if self.wait(best, rows, greedy, reviewable) > 0:
-            return None
-        self._cost = self._cost_of(best, rows, greedy)
-        return replace(best, reviews=True)
-
-    def wait(self, best: Option, rows: Sequence[RowMemory], greedy: bool, reviewable: int) -> float:
-        """Rounds until a review is due, as far as it is known now; arguments as of :meth:`choose`.
-        Not above 0 where it is due."""
         if best.believed is None:
             return float("inf")
         governor, cost = self._governor, self._cost_of(best, rows, greedy)

@@ -73,12 +73,12 @@ class Factor:
             strength: labels that the class's prediction counts as.
         """
         kept = self._kept**rounds
-        self._accepted = self._accepted * kept + accepted
-        self._tried = self._tried * kept + tried
-        self._predicted = self._predicted * kept + predicted
-        mean = self._predicted / self._tried
-        hits = self._accepted + strength * mean
-        misses = self._tried + strength - hits
+        self._accepted = accepted = self._accepted * kept + accepted
+        self._tried = tried = self._tried * kept + tried
+        self._predicted = predicted = self._predicted * kept + predicted
+        mean = predicted / tried
+        hits = accepted + strength * mean
+        misses = tried + strength - hits
         self.value = misses / hits * mean / (1 - mean)
 
 
@@ -114,9 +114,12 @@ class RowRates:
             now: number of the round.
             spread: of the row's class, which learns, too.
         """
-        tried, accepted = draft
-        predicted = sum([w / (1 + o) for w, o in zip(tried, odds, strict=False)])
-        self._learn(sum(accepted), sum(tried), predicted, now, spread)
+        tried = accepted = predicted = 0.0
+        for tried_k, accepted_k, o in zip(draft.tried, draft.accepted, odds, strict=False):
+            tried += tried_k
+            accepted += accepted_k
+            predicted += tried_k / (1 + o)
+        self._learn(accepted, tried, predicted, now, spread)
 
     def review(self, odds: float, labels: Sequence[float], now: int, spread: Spread) -> None:
         """Takes the row's labels of a review, at least one; ``odds`` is o_1. They come one by one,
@@ -130,24 +133,28 @@ class RowRates:
         rounds, self._last = now - self._last, now
         odds = (tried - predicted) / predicted
         steady, recent = self._steady, self._recent
-        self._weigh(accepted, tried, odds, rounds)
+        weight = self._weight = self._weighed(accepted, tried, odds, rounds)
         spread.learn(self._evidence, accepted, tried, predicted)
         strength = spread.strength(predicted / tried)
         strength = min(max(strength, _LEAST_STRENGTH), _MOST_STRENGTH)
         steady.learn(accepted, tried, predicted, rounds, strength)
         recent.learn(accepted, tried, predicted, rounds, _RECENT_STRENGTH)
         p_1, p_2 = probability(steady.value * odds), probability(recent.value * odds)
-        p = (1 - self._weight) * p_1 + self._weight * p_2
+        p = (1 - weight) * p_1 + weight * p_2
         self.factor = (1 - p) / p / odds
 
-    def _weigh(self, accepted: float, tried: float, odds: float, rounds: int) -> None:
-        """Updates w by what both estimates had predicted of labels."""
-        back = _FACTOR_KEPT ** (rounds - 1) if rounds > 1 else 1.0
-        o_1, o_2 = odds * self._steady.value**back, odds * self._recent.value**back
+    def _weighed(self, accepted: float, tried: float, odds: float, rounds: int) -> float:
+        """w, updated by what both estimates had predicted of labels."""
+        f_1, f_2 = self._steady.value, self._recent.value
+        if rounds > 1:
+            back = _FACTOR_KEPT ** (rounds - 1)
+            f_1, f_2 = f_1**back, f_2**back
+        o_1, o_2 = odds * f_1, odds * f_2
         log_ratio = (tried - accepted) * log(o_2 / o_1) - tried * log((1 + o_2) / (1 + o_1))
         ratio = exp(max(-30.0, min(30.0, log_ratio)))
-        weight = self._weight * ratio / (self._weight * ratio + 1 - self._weight)
-        self._weight = weight + _SHARE * (1 - 2 * weight)
+        before = self._weight
+        weight = before * ratio / (before * ratio + 1 - before)
+        return weight + _SHARE * (1 - 2 * weight)
 
     def deviation(self, spread: Spread) -> float:
         """σ, with the spread of the row's class."""
@@ -167,7 +174,8 @@ class RowRates:
         found, alive, factor = [], 1.0, self.factor
         if now is not None:
             factor **= _FACTOR_KEPT ** (now - self._last)
-        factor *= exp(-hope)
+        if hope:
+            factor *= exp(-hope)
         for o in odds:
             alive /= 1 + factor * o
             found.append(alive)

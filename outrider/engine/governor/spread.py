@@ -22,7 +22,7 @@ from math import sqrt
 _FIRST = 0.5  # s_0
 _FIRST_STRENGTH = 20.0  # c
 _KEPT = 0.998  # per round of a row
-_LEAST = 0.1
+_LEAST = 0.1**2  # s²
 
 
 class Evidence:
@@ -62,7 +62,7 @@ class Spread:
         self._weights = _KEPT * self._weights + w * row.weight
         row.surplus += e
         row.weight += w
-        self.variance = max(_LEAST**2, self._products / self._weights)
+        self.variance = max(_LEAST, self._products / self._weights)
 
     def deviation(self, row: Evidence) -> float:
         """σ of a row."""
