@@ -21,6 +21,7 @@ from outrider.core.tree import _cached_tree_tensors
 from outrider.engine.admission import parse_bytes
 from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.kv_cache.buffer_pool import Place
 from outrider.runtime.kv_cache.footprint import Footprint
 from outrider.sampling.truncate import per_row
 
@@ -57,9 +58,9 @@ def watching(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
         return events
 
     def spy_allocate(
-        self: KVCache, shape: tuple[int, int, int, int], like: torch.Tensor
+        self: KVCache, place: Place, shape: tuple[int, int, int, int], like: torch.Tensor
     ) -> torch.Tensor:
-        buffer = allocate(self, shape, like)
+        buffer = allocate(self, place, shape, like)
         seen.append((0, held(engine) + buffer.nbytes))
         return buffer
 

@@ -25,6 +25,7 @@ from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
 from outrider.runtime.kernels.move_slots import move_slots
+from outrider.runtime.kv_cache.buffer_pool import Place
 from outrider.runtime.kv_cache.prefix import ModelPrefixes, Planes
 from outrider.runtime.kv_cache.storage import (
     KVCachePlan,
@@ -351,9 +352,7 @@ class KVCache(Cache, Sequences):
                 self.plan.pool.give(place, buffer)
         return grown
 
-    def _allocate(
-        self, place: tuple[int, int], shape: tuple[int, int, int, int], like: Tensor
-    ) -> Tensor:
+    def _allocate(self, place: Place, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
         pool = self.plan.pool
         pooled = None if pool is None else pool.take(place, shape, like)
         if pooled is not None:
