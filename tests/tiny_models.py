@@ -169,6 +169,17 @@ def hf_generate(module: PreTrainedModel, prompt: Sequence[int], num: int, **sett
     return tuple(done[0, len(prompt) :].tolist())
 
 
+def with_various_norms(family: str, dtype: torch.dtype) -> Any:
+    """A model whose norms and biases differ."""
+    module = tiny_module(family, dtype=dtype)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype)
+    return module
+
+
 @torch.no_grad()
 def full_logits(module: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """Logits of one plain forward pass without any cache, (T, V)."""

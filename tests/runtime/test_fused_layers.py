@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_here import DEVICE, DTYPES, NEEDS_TRITON
-from tiny_models import FAMILIES, full_logits, tiny_module
+from tiny_models import FAMILIES, full_logits, with_various_norms
 from torch import nn
 
 from outrider.core.errors import OutriderWarning
@@ -31,14 +31,8 @@ HAVE = {
 """How many MLPs, attention layers and decoder layers of a family are replaced; of others none."""
 
 
-def with_various_norms(family: str, dtype: torch.dtype) -> Any:
-    module = tiny_module(family, dtype=dtype)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype)
-    return module.to(DEVICE).eval()
+def varied(family: str, dtype: torch.dtype) -> Any:
+    return with_various_norms(family, dtype).to(DEVICE).eval()
 
 
 @NEEDS_TRITON
@@ -49,7 +43,7 @@ def test_models_compute_the_same(family: str, dtype: torch.dtype) -> None:
     from outrider.runtime.kernels.fused_mlp import use_fused_mlps
     from outrider.runtime.kernels.fused_residuals import use_fused_residuals
 
-    module = with_various_norms(family, dtype)
+    module = varied(family, dtype)
     wanted_TV = full_logits(module, TOKENS).double()
     replaced = use_fused_mlps(module), use_fused_attention(module), use_fused_residuals(module)
     assert replaced == HAVE.get(family, (0, 0, 0))
@@ -63,7 +57,7 @@ def test_models_compute_the_same(family: str, dtype: torch.dtype) -> None:
 @NEEDS_TRITON
 def test_layers_of_models_in_float64_stay() -> None:
     """The kernels compute in float32."""
-    module = with_various_norms("llama", torch.float64)
+    module = varied("llama", torch.float64)
     wanted_TV = full_logits(module, TOKENS)
     use_fused_layers(module, "tiny")
     assert torch.equal(full_logits(module, TOKENS), wanted_TV)
@@ -71,7 +65,7 @@ def test_layers_of_models_in_float64_stay() -> None:
 
 @NEEDS_TRITON
 def test_training_runs_the_model_s_own_code() -> None:
-    module, own = (with_various_norms("llama", torch.float32) for _ in range(2))
+    module, own = (varied("llama", torch.float32) for _ in range(2))
     use_fused_layers(module, "tiny")
     tokens = torch.tensor([TOKENS], device=DEVICE)
     for each in (module, own):
@@ -83,7 +77,7 @@ def test_training_runs_the_model_s_own_code() -> None:
 @NEEDS_TRITON
 @torch.no_grad()
 def test_copies_read_their_own_weights() -> None:
-    module = with_various_norms("llama", torch.float32)
+    module = varied("llama", torch.float32)
     use_fused_layers(module, "tiny")
     twin, wanted_TV = copy.deepcopy(module), full_logits(module, TOKENS)
     assert torch.equal(full_logits(twin, TOKENS), wanted_TV)
@@ -101,7 +95,7 @@ def test_copies_read_their_own_weights() -> None:
 @pytest.mark.parametrize("kind", [ChainForward, NodesForward])
 def test_passes_over_kv_buffers(kind: type[ChainForward], family: str) -> None:
     """Their logits, and what they write."""
-    model = HFModel(with_various_norms(family, torch.float32))
+    model = HFModel(varied(family, torch.float32))
     forward = kind(model.module, model.spec)
     buffers = halves(model.example_cache().in_use())
     found = []
@@ -131,7 +125,7 @@ def test_layers_with_hooks_call_them() -> None:
     from outrider.runtime.kernels.fused_mlp import use_fused_mlps
     from outrider.runtime.kernels.fused_residuals import use_fused_residuals
 
-    module, called = with_various_norms("llama", torch.float32), []
+    module, called = varied("llama", torch.float32), []
     first, second = module.model.layers
     for part in (first.mlp, first.self_attn.k_proj, second.post_attention_layernorm):
         part.register_forward_hook(lambda part, *_: called.append(part))
@@ -146,7 +140,7 @@ def test_layers_with_hooks_call_them() -> None:
 def test_attention_with_other_arguments_stays() -> None:
     from outrider.runtime.kernels.fused_attention import use_fused_attention
 
-    module = with_various_norms("llama", torch.float32)
+    module = varied("llama", torch.float32)
     layer = module.model.layers[0].self_attn
     layer.__class__ = type("Capped", (SoftlyCapped, type(layer)), {})
     assert use_fused_attention(module) == 1
@@ -159,7 +153,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(normed=fails, ADDED=(0.0,))
     monkeypatch.setattr(fused_layers, "find_spec", lambda _: True)
     monkeypatch.setitem(sys.modules, "outrider.runtime.kernels.gpu_kernels", kernels)
-    module = with_various_norms("llama", torch.float32)
+    module = varied("llama", torch.float32)
     wanted_TV = full_logits(module, TOKENS)
     with pytest.warns(OutriderWarning, match=r"tiny runs by torch's own kernels.*no C compiler$"):
         use_fused_layers(module, "tiny")

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_models import FAMILIES, full_logits, tiny_module
+from tiny_models import FAMILIES, full_logits, with_various_norms
 from torch import nn
 from torch.nn import functional
 
@@ -12,16 +12,6 @@ from outrider.runtime.kernels.fused_norms import use_fused_norms
 
 HAVE_NORMS = {"llama": 5, "qwen3": 9, "mistral": 5, "mixtral": 5}
 """Families whose norms compute the formula, and how many norms a model of two layers has."""
-
-
-def with_various_norms(family: str, dtype: torch.dtype) -> nn.Module:
-    module = tiny_module(family, dtype=dtype)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(dtype)
-    return module
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
