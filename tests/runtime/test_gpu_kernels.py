@@ -8,7 +8,14 @@ from torch.nn import functional
 
 pytestmark = NEEDS_TRITON
 
-SHAPES = [(1, 1, 4, 4, 64), (2, 3, 9, 3, 64), (1, 5, 4, 1, 40), (3, 2, 2, 2, 128), (1, 8, 8, 1, 16)]
+SHAPES = [
+    (1, 1, 4, 4, 64),
+    (2, 3, 9, 3, 64),
+    (1, 5, 4, 1, 40),
+    (3, 2, 2, 2, 128),
+    (1, 8, 8, 1, 16),
+    (1, 3, 4, 2, 256),
+]
 """Rows, query tokens, heads of queries, heads of keys, width of a head."""
 
 
@@ -87,7 +94,7 @@ def test_norms(H: int, added: float, dtype: torch.dtype) -> None:
 def test_attention(B: int, N: int, Q: int, K: int, C: int, S: int, dtype: torch.dtype) -> None:
     """Of a part of the KV buffers' slots, a third of them hidden; of long rows, the last shares
     wholly; one query token sees a single slot."""
-    from outrider.runtime.kernels.gpu_kernels import attended, attends
+    from outrider.runtime.kernels.gpu_attention import attended, attends
 
     q_BQNC = random(B, N, Q, C, dtype=dtype).transpose(1, 2)
     k_BKSC, v_BKSC = random(2, B, K, S + 9, C, dtype=dtype)[:, :, :, :S]
@@ -110,9 +117,30 @@ def test_attention(B: int, N: int, Q: int, K: int, C: int, S: int, dtype: torch.
     assert torch.equal(found_BNQC, attended(q_BQNC, k_BKSC, v_BKSC, as_many_B1NS, 0.3))
 
 
+@pytest.mark.parametrize(
+    ("width", "dtype", "queries", "slots"),
+    [
+        (64, torch.bfloat16, 64, 64),
+        (128, torch.bfloat16, 64, 64),
+        (256, torch.bfloat16, 64, 32),
+        (64, torch.float32, 64, 64),
+        (80, torch.float32, 64, 32),
+        (192, torch.float32, 32, 16),
+        (256, torch.float32, 32, 16),
+    ],
+)
+def test_blocks_fit_into_shared_memory(
+    width: int, dtype: torch.dtype, queries: int, slots: int
+) -> None:
+    """Queries take 32 KiB at most, keys and values of a step as much."""
+    from outrider.runtime.kernels.gpu_attention import most_queries, slots_per_step
+
+    assert (most_queries(width, dtype), slots_per_step(width, dtype)) == (queries, slots)
+
+
 def test_other_attention_is_left_to_torch() -> None:
     """Of many queries, of values of another width, of float64, with a mask that is not added."""
-    from outrider.runtime.kernels.gpu_kernels import attends
+    from outrider.runtime.kernels.gpu_attention import attends
 
     def of(N: int = 16, value: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         q, k, v, mask = (1, 8, N, 16), (1, 2, 8, 16), (1, 2, 8, value), (1, 1, N, 8)

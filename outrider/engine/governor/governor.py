@@ -157,7 +157,8 @@ class Governor:
                 self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
                 source = outcome.asked.source
                 for label in outcome.labels(self.now):
-                    labels.setdefault((label[0].kind, source), []).append(label)
+                    row, _, _ = label
+                    labels.setdefault((row.kind, source), []).append(label)
         for (kind, source), found in labels.items():
             self._learn_acceptance(kind, source, found)
 

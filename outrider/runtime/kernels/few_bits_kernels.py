@@ -64,20 +64,15 @@ def few_bits_product(
     found_MN = x.new_empty(M, N)
     if not M:
         return found_MN.view(*x.shape[:-1], N)
-    group, tokens = P * 8 // bits, triton.next_power_of_2(M)
+    group = P * 8 // bits
     if M <= _FEW:
-        step, columns, rows = 1, triton.cdiv(N, _ROWS), 1
+        tokens, step, blocks = triton.next_power_of_2(M), 1, triton.cdiv(N, _ROWS)
     else:
-        tokens = min(max(tokens, 16), 64)
-        step, columns, rows = (
-            max(1, _INPUTS // group),
-            triton.cdiv(N, _OUTPUTS),
-            triton.cdiv(M, tokens),
-        )
-    most = min(_MOST_PARTS, triton.cdiv(G, step), _BLOCKS // (columns * rows))
-    share = triton.cdiv(triton.cdiv(G, step), max(1, most)) * step
-    num = triton.cdiv(G, share)
-    parts_LMN = x.new_empty(num, M, N, dtype=torch.float32)
+        tokens = min(max(triton.next_power_of_2(M), 16), 64)
+        step = max(1, _INPUTS // group)
+        blocks = triton.cdiv(N, _OUTPUTS) * triton.cdiv(M, tokens)
+    share = _share(G, step, blocks)
+    parts_LMN = x.new_empty(triton.cdiv(G, share), M, N, dtype=torch.float32)
     given = (
         x_MK,
         weight_GNP,
@@ -94,23 +89,40 @@ def few_bits_product(
     sizes = {"GROUP": group, "BITS": bits, "OFFSETS": offset_GN is not None, "TOKENS": tokens}
     with on_device_of(x):
         if M <= _FEW:
-            _multiply_few[(columns, num)](*given, **sizes, ROWS=_ROWS, num_warps=4)
+            grid: tuple[int, ...] = triton.cdiv(N, _ROWS), len(parts_LMN)
+            _multiply_few[grid](*given, **sizes, ROWS=_ROWS, num_warps=4)
         else:
-            more = {"OUTPUTS": _OUTPUTS, "GROUPS": step, "num_warps": 8, "num_stages": 3}
-            _multiply[(columns, rows, num)](*given, **sizes, **more)
-        width = triton.next_power_of_2(num)
-        _add_parts[(M, triton.cdiv(N, 4096 // width))](
-            parts_LMN,
-            x_MK if bias is None else bias,
-            found_MN,
-            M,
-            N,
-            num,
-            BIAS=bias is not None,
-            PARTS=width,
-            COLUMNS=4096 // width,
-        )
+            grid = triton.cdiv(N, _OUTPUTS), triton.cdiv(M, tokens), len(parts_LMN)
+            more = {"OUTPUTS": _OUTPUTS, "GROUPS": step, "num_warps": 8, "num_stages": 2}
+            _multiply[grid](*given, **sizes, **more)
+        _add(parts_LMN, bias, found_MN)
     return found_MN.view(*x.shape[:-1], N)
+
+
+def _share(groups: int, step: int, blocks: int) -> int:
+    """How many groups a block multiplies, a multiple of ``step``, where a share of the groups takes
+    so many blocks."""
+    steps = triton.cdiv(groups, step)
+    num = max(1, min(_MOST_PARTS, steps, _BLOCKS // blocks))
+    share: int = triton.cdiv(steps, num) * step
+    return share
+
+
+def _add(parts_LMN: Tensor, bias: Tensor | None, found_MN: Tensor) -> None:
+    num, M, N = parts_LMN.shape
+    width = triton.next_power_of_2(num)
+    columns = 4096 // width
+    _add_parts[(M, triton.cdiv(N, columns))](
+        parts_LMN,
+        parts_LMN if bias is None else bias,
+        found_MN,
+        M,
+        N,
+        num,
+        BIAS=bias is not None,
+        PARTS=width,
+        COLUMNS=columns,
+    )
 
 
 @triton.jit(do_not_specialize=["M", "G", "share"])

@@ -105,7 +105,7 @@ def _is_supported(layer: GroupedLinear) -> bool:
 def _check(layer: GroupedLinear, replacement: FewBitsLinear) -> None:
     few = example(layer.scale_NG.new_empty(layer.in_features, dtype=replacement.dtype))
     try:
-        same = all(agree(replacement(x), layer(x)) for x in (few, few.repeat(5, 1)))
+        same = all(agree(replacement(x), layer(x)) for x in (few, few.repeat(20, 1)))
     except Exception as error:  # Triton's and its compilers' exceptions are of many kinds
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise KernelError(f"Triton does not compile the kernels: {reason[0]}") from error

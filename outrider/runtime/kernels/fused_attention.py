@@ -4,7 +4,7 @@ Of a decoder layer of ``transformers``, attention launches most kernels: three p
 keys and values, two norms in some families, ten kernels of rotary embedding, and copies of all keys
 and values for each head of queries that shares them. Here they are one product, one kernel that
 norms and rotates and writes keys and values to their slots, and one that reads them where they are
-(``gpu_kernels.py``).
+(``gpu_kernels.py``, ``gpu_attention.py``).
 
 Legend: B rows, N query tokens, H heads, Q of queries, K of keys, C width of a head, S slots.
 """
@@ -12,6 +12,7 @@ Legend: B rows, N query tokens, H heads, Q of queries, K of keys, C width of a h
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ from outrider.runtime.kernels.replaced_methods import (
 
 _NAME = "outrider_gpu"
 _SPY = "outrider_spy"
-_TRIED = (24, 64)
-"""Slots, and width of a head, of the example that the attention kernel is tried on."""
+_TRIED = (24, 200)
+"""Slots of the examples that the attention kernel is tried on: one block reads the row, or several
+do."""
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -50,7 +52,7 @@ def use_fused_attention(module: nn.Module) -> int:
     config: Any = getattr(module, "config", None)
     if config is None or config._attn_implementation not in ("sdpa", _NAME):
         return 0
-    if not _kernel_computes_attention(next(module.parameters())):
+    if not _kernel_computes_attention(config.get_text_config(), next(module.parameters())):
         return 0
     module.set_attn_implementation(_NAME)  # type: ignore[operator]
     found = 0
@@ -74,13 +76,13 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     if not runs_own_code(module) and is_plain_attention(attention_mask, kwargs):
-        from outrider.runtime.kernels import gpu_kernels
+        from outrider.runtime.kernels.gpu_attention import attended, attends
 
         assert attention_mask is not None
         given = query, key, value, attention_mask
-        if gpu_kernels.attends(*given):
+        if attends(*given):
             scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
-            return gpu_kernels.attended(*given, scale), None
+            return attended(*given, scale), None
     result: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout, scaling, **kwargs
     )
@@ -244,13 +246,13 @@ def example_angles(module: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     return angle_BNC.cos(), angle_BNC.sin()
 
 
-def _spied(module: Any, forward: Callable[..., tuple[Tensor, Any]]) -> tuple["_Calls", Tensor]:
+def _spied(module: Any, method: Callable[..., tuple[Tensor, Any]]) -> tuple["_Calls", Tensor]:
     """What a layer gives to its cache and attention function for an example, and its result."""
     x_BNH = example_inputs(module.q_proj).view(2, 2, -1)
     calls = _Calls()
     ALL_ATTENTION_FUNCTIONS[_SPY] = calls.attend
     try:
-        result, _ = forward(
+        result, _ = method(
             module,
             hidden_states=x_BNH,
             position_embeddings=example_angles(module, x_BNH),
@@ -263,20 +265,29 @@ def _spied(module: Any, forward: Callable[..., tuple[Tensor, Any]]) -> tuple["_C
 
 
 @torch.no_grad()
-def _kernel_computes_attention(like: Tensor) -> bool:
-    """Whether our kernel and torch's agree on examples, of the device and dtype of a tensor."""
-    from outrider.runtime.kernels import gpu_kernels
+def _kernel_computes_attention(config: Any, like: Tensor) -> bool:
+    """Whether our kernel and torch's agree on examples of a model's heads, of the device and dtype
+    of a tensor: of one query token, and of as many as it takes."""
+    from outrider.runtime.kernels.gpu_attention import attended, most_queries
 
-    numbers = example(like.new_empty(_TRIED[0] * _TRIED[1])).view(2, 2, *_TRIED)
-    q_BQNC = torch.cat([numbers, -numbers], 1)
-    k_BKSC, v_BKSC = numbers, numbers.flip(2)
-    mask_B1NS = torch.zeros_like(numbers[:, :1, :, : _TRIED[0]])
-    mask_B1NS[..., 1::3] = torch.finfo(like.dtype).min
-    given = q_BQNC, k_BKSC, v_BKSC, mask_B1NS, _TRIED[1] ** -0.5
-    found_BNQC = gpu_kernels.attended(*given)
-    k_BQSC, v_BQSC = k_BKSC.repeat_interleave(2, 1), v_BKSC.repeat_interleave(2, 1)
-    wanted_BQNC = functional.scaled_dot_product_attention(q_BQNC, k_BQSC, v_BQSC, mask_B1NS)
-    return agree(found_BNQC, wanted_BQNC.transpose(1, 2))
+    heads = config.num_attention_heads
+    shared = heads // (getattr(config, "num_key_value_heads", None) or heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    most = most_queries(width, like.dtype) // shared
+    for num_tokens, num_slots in product({1, max(1, most)}, _TRIED):
+        q_BQNC = example(like.new_empty(shared * num_tokens * width)).view(
+            4, shared, num_tokens, -1
+        )
+        k_B1SC = example(like.new_empty(num_slots * width)).view(4, 1, num_slots, -1)
+        v_B1SC = k_B1SC.flip(2)
+        mask_B1NS = like.new_zeros(4, 1, num_tokens, num_slots)
+        mask_B1NS[..., 1::3] = torch.finfo(like.dtype).min
+        found_BNQC = attended(q_BQNC, k_B1SC, v_B1SC, mask_B1NS, width**-0.5)
+        repeated = k_B1SC.repeat(1, shared, 1, 1), v_B1SC.repeat(1, shared, 1, 1)
+        wanted_BQNC = functional.scaled_dot_product_attention(q_BQNC, *repeated, mask_B1NS)
+        if not agree(found_BNQC, wanted_BQNC.transpose(1, 2)):
+            return False
+    return True
 
 
 class _Calls:

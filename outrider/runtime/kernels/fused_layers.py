@@ -2,7 +2,7 @@
 
 Over few tokens, a layer's time is that of reading its weights, and of starting some thirty kernels,
 most of which read and write a few kilobytes: norms, rotary embedding, activations, sums. Here they
-are a third as many.
+are less than half as many.
 """
 
 import warnings
