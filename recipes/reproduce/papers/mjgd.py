@@ -33,11 +33,12 @@ def measure(lab: Lab) -> Findings:
     by_length |= {K: nats(cells.one(f"K = {K}")) for K in lengths}
     last = lengths[-1]
     first = lab.bench(methods[-1], temperatures=[0.0], metrics=["perplexity"], max_new_tokens=last)
+    alone, together = nats(first.one("plain")), nats(first.one(f"K = {last}"))
     effects = [
         greater(
             f"log perplexity of the first {last} tokens is lower if they are found together",
-            nats(first.one("plain")),
-            nats(first.one(f"K = {last}")),
+            alone,
+            together,
         ),
         greater_mean(
             f"log perplexity at K = {last} is below that at 1",
@@ -55,12 +56,17 @@ def measure(lab: Lab) -> Findings:
         "nats per token",
         {f"{BEAMS} beams": [(K, mean(each)) for K, each in by_length.items()]},
     )
+    same = sum(alone[unit] == together.get(unit) for unit in alone)
+    opening = (
+        f"The first {last} tokens have the same perplexity at K = {last} as at 1 in {same} of "
+        f"{len(alone)} outputs."
+    )
     largest = "the largest" if steps[0] == max(steps) else "not the largest"
     return Findings(
         effects,
         [Table(f"{BEAMS} beams", ["K", "nats per token"], rows)],
         [figure],
-        [f"The first step, from K = 1 to 2, is {largest} of the steps that were measured.", NOISE],
+        [f"The first step, from K = 1 to 2, is {largest} of the steps that were measured.", opening, NOISE],
     )
 
 
