@@ -9,7 +9,7 @@ processor time (Python, and the C++ compilers that it runs). A third process, ag
 folders, is loaded with ``background=True`` and generates one output after the other, a second
 apart: when do the first token, the first one by kernels, the first one of compiled layers and the
 first one of a compiled forward pass come, and how fast are outputs from then on? It starts as
-commands of ``outrider`` do, by starting the process that compiles before it imports torch. A fourth
+commands of ``outrider`` do: the process that compiles is started before torch is imported. A fourth
 process does so with the filled caches. Times of tokens are those since the start of the process.
 Writes JSON and Markdown.
 """
@@ -82,9 +82,9 @@ def first_tokens(
     ones by kernels, of compiled layers of the target and of a compiled forward pass, if they come,
     and until the compiler has ended; the median speed of outputs from each of these on, in tokens
     per second, first outputs excepted; and the number of programs that are missing at the end."""
-    from outrider.engine.compiler_process import begin_ahead
+    from outrider.cli.start import start
 
-    begin_ahead()  # as the commands do before these imports
+    start(compiles=True)  # as the commands do before these imports
 
     import torch
 

@@ -7,8 +7,8 @@ not wait for torch.
 
 from typing import TYPE_CHECKING
 
-from outrider.deferred import defer_imports
-from outrider.lazy import lazy
+from outrider.imports import quicken_imports
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
@@ -58,4 +58,4 @@ _HOME = {
 
 __getattr__, __dir__ = lazy(__name__, _HOME)
 
-defer_imports()
+quicken_imports()

@@ -63,8 +63,8 @@ def adapting(engine: "Engine", options: Adapting, models: Models) -> Iterator[Le
 def _default_folder(engine: "Engine", models: Models) -> Path:
     """The folder of a pair of models in the cache. It is named by their weights, so that a draft
     model that was trained anew begins anew."""
+    from outrider.cache_folder import cache_folder
     from outrider.lab.model_files import fingerprint
-    from outrider.runtime.cache_folder import cache_folder
 
     draft = models.draft or models.target  # the embedded draft model has the name of its target
     key = [fingerprint(str(models.target), "target"), fingerprint(str(draft), "draft")]

@@ -27,8 +27,8 @@ def compile_ahead(models: Models, speculation: Speculation) -> None:
     if models.compile == "off":
         models = replace(models, compile="auto")
     start(compiles=models.compiles)
+    from outrider.cache_folder import cache_folder
     from outrider.engine.warming import load_compiled, programs_of, refused
-    from outrider.runtime.cache_folder import cache_folder
 
     began = time.monotonic()
     try:

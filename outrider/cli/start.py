@@ -5,6 +5,7 @@ from importlib import import_module
 from outrider.cli.progress import Progress
 from outrider.cli.quiet import silence, silence_transformers
 from outrider.engine.compiler_process import begin_ahead
+from outrider.imports.garbage import collection_paused
 
 
 def start(module: str = "outrider.engine.loading", *, compiles: bool = False) -> None:
@@ -20,5 +21,6 @@ def start(module: str = "outrider.engine.loading", *, compiles: bool = False) ->
         begin_ahead()
     with Progress() as progress:
         progress.show("importing torch and transformers")
-        silence_transformers()
-        import_module(module)
+        with collection_paused():
+            silence_transformers()
+            import_module(module)

@@ -5,7 +5,7 @@ Names are imported when they are first used: a process that compiles begins with
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine

@@ -28,7 +28,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from outrider.runtime.cache_folder import cache_folder
+from outrider.cache_folder import cache_folder
+from outrider.imports.garbage import collection_paused
 from outrider.runtime.host_memory import available_bytes
 from outrider.runtime.host_processors import num_processors
 
@@ -143,8 +144,9 @@ def main() -> None:
     from outrider.runtime.kernels.build import compile_missing_kernels  # imports torch, no more
 
     Thread(target=_tell_of_kernels, args=(compile_missing_kernels, tell)).start()
-    for module in _NEEDED:  # before the priority is lowered: the first program waits for them
-        import_module(module)
+    with collection_paused():
+        for module in _NEEDED:  # before the priority is lowered: the first program waits for them
+            import_module(module)
     lower_priority()
     try:
         arguments, layers = pickle.load(sys.stdin.buffer)

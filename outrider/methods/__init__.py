@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.methods.method import Method, Parts, Recipe

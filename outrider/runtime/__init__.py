@@ -5,7 +5,7 @@ Names are imported when they are first used: the kernels are compiled without ``
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.runtime.attention_metadata import Nodes

@@ -19,7 +19,7 @@ Needs the extra ``serve``.
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.serve.app import create_app

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
-from outrider.runtime.garbage import objects_set_aside
+from outrider.imports.garbage import objects_set_aside
 from outrider.serve import chat, completions, methods, page, responses, tokens
 from outrider.serve.documented import describe, errors
 from outrider.serve.errors import ApiError, json_response, respond

@@ -15,7 +15,7 @@ a worker died therefore has the same answers, whichever worker has it.
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.cluster.batch.answer import LoadedModels

@@ -15,7 +15,7 @@ Rank 0 takes requests and decides; the other ranks run the same rounds (``lockst
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.cluster.sharded.entry import run

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from outrider.cache_folder import cache_folder
 from outrider.runtime import HFModel
-from outrider.runtime.cache_folder import cache_folder
 from outrider.runtime.hardware import hardware
 
 _FORMAT = "8"

@@ -27,6 +27,7 @@ import torch
 
 from outrider.core import RemembersOutputs
 from outrider.core.errors import InvalidParameterError, OutriderError, PromptError
+from outrider.imports.garbage import objects_set_aside
 from outrider.lab.bench.cell import Cell
 from outrider.lab.bench.engines import Engines, Given
 from outrider.lab.bench.identity import (
@@ -50,7 +51,6 @@ from outrider.lab.bench.samples import samples_of
 from outrider.lab.bench.speed import speed_of
 from outrider.lab.bench.token_classes import TokenClasses
 from outrider.lab.data import DataSet, as_prompts, chosen, read_data, with_forced_references
-from outrider.runtime.garbage import objects_set_aside
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ metrics               all of these, registered for ``outrider bench``
 harness, lm_eval_model  an engine as a model of lm-evaluation-harness
 """
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 _HOME = {
     "Difference": "outrider.lab.quality.bootstrap",

@@ -27,7 +27,7 @@ of its time and memory, nor from forging its own verdict: it runs in the process
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.lab.sandbox.consent import allow_generated_code

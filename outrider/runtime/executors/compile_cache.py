@@ -32,7 +32,7 @@ from outrider.core.chain import draft_chain
 from outrider.core.errors import OutriderWarning
 from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
-from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
+from outrider.runtime.cached_files import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.compiler_units import units_side_by_side
 from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.executors.export import quick_tracing

@@ -1,6 +1,5 @@
 """Traces modules to programs, without work of torch that serves nothing here."""
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,6 +10,8 @@ import torch.fx.config
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+from outrider.imports.garbage import collection_paused
 
 
 def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> ExportedProgram:
@@ -43,7 +44,7 @@ def quick_tracing() -> Iterator[None]:
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
         stack.enter_context(_without_stack_traces())
-        stack.enter_context(_without_garbage_collection())
+        stack.enter_context(collection_paused())
         yield
 
 
@@ -55,14 +56,3 @@ def _without_stack_traces() -> Iterator[None]:
         yield
     finally:
         torch.fx.config.do_not_emit_stack_traces = before
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

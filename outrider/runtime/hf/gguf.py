@@ -20,8 +20,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from outrider.cache_folder import cache_folder
 from outrider.core.errors import ModelLoadError, UnsupportedModelError
-from outrider.runtime.cache_folder import cache_folder
 
 MAGIC = b"GGUF"
 _VERSION = 1  # of the converted folders; a change of this file's results changes it

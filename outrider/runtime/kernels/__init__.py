@@ -5,7 +5,7 @@ Names are imported when they are first used: compiling the kernels needs no ``tr
 
 from typing import TYPE_CHECKING
 
-from outrider.lazy import lazy
+from outrider.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.runtime.kernels.build import kernels_are_loaded

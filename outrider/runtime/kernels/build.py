@@ -2,7 +2,7 @@
 
 There are two libraries: that of all operators, and that of weights of few bits, which is compiled
 and loaded with the first model that has any. They lie in the cache folder
-(``runtime/cache_folder.py``) under a hash of all that they were compiled from.
+(``runtime/cached_files.py``) under a hash of all that they were compiled from.
 """
 
 import ctypes
@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
+from outrider.cache_folder import cache_folder
 from outrider.core.errors import KernelError, OutriderWarning
-from outrider.runtime.cache_folder import cache_folder, cached_file, locked, space_note
+from outrider.runtime.cached_files import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))

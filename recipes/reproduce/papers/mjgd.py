@@ -66,7 +66,11 @@ def measure(lab: Lab) -> Findings:
         effects,
         [Table(f"{BEAMS} beams", ["K", "nats per token"], rows)],
         [figure],
-        [f"The first step, from K = 1 to 2, is {largest} of the steps that were measured.", opening, NOISE],
+        [
+            f"The first step, from K = 1 to 2, is {largest} of the steps that were measured.",
+            opening,
+            NOISE,
+        ],
     )
 
 

@@ -1,12 +1,10 @@
-"""The cache folder: compiled kernels and programs, all of which can be compiled again.
+"""Compiled files in the cache folder, all of which can be compiled again.
 
-The folder is ``OUTRIDER_CACHE``, else ``outrider`` below ``XDG_CACHE_HOME``, else below
-``~/.cache``. A folder that cannot be written is still read; what is compiled then lies in a
-temporary folder, which the process removes when it ends.
+A folder that cannot be written is still read; what is compiled then lies in a temporary folder,
+which the process removes when it ends.
 """
 
 import errno
-import os
 import shutil
 import tempfile
 import warnings
@@ -18,20 +16,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from outrider.cache_folder import cache_folder
+
 _LITTLE = 2**26  # bytes; with less, a compiler that fails has probably filled the disk
 _LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 
 class LockedError(Exception):
     """Another process compiles the same file."""
-
-
-def cache_folder() -> Path:
-    """The cache folder."""
-    if folder := os.environ.get("OUTRIDER_CACHE"):
-        return Path(folder).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
 
 
 def cached_file(kind: str, name: str) -> Path:

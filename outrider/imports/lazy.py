@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from outrider.imports.garbage import collection_paused
+
 
 def lazy(
     package: str, homes: Mapping[str, str]
@@ -22,7 +24,8 @@ def lazy(
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(import_module(homes[name]), name)
+        with collection_paused():
+            value: object = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -17,7 +17,7 @@ from tiny_models import ragged_prompts, tiny
 from torch import Tensor, nn
 
 from outrider.core.errors import KernelError, OutriderWarning
-from outrider.runtime import cache_folder
+from outrider.runtime import cached_files
 from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.compile_cache import (
     Missing,
@@ -66,9 +66,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "cache"
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
-    cache_folder._substitute.cache_clear()
+    cached_files._substitute.cache_clear()
     yield folder
-    cache_folder._substitute.cache_clear()
+    cached_files._substitute.cache_clear()
 
 
 def doubled() -> list[float]:
@@ -112,7 +112,7 @@ def test_a_read_only_folder_is_read(
 ) -> None:
     """Programs that are in it are loaded, without a warning."""
     doubled()
-    monkeypatch.setattr(cache_folder, "_reason_against_writing", lambda _: "Read-only file system")
+    monkeypatch.setattr(cached_files, "_reason_against_writing", lambda _: "Read-only file system")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert doubled() == [2, 4, 6]
@@ -173,7 +173,7 @@ def test_a_program_that_another_process_compiles_is_left_or_awaited(
         doubled()
     found: list[list[float]] = []
     waiting = Thread(target=lambda: found.append(doubled()))
-    with cache_folder.locked(left[0]):
+    with cached_files.locked(left[0]):
         another = pytest.raises(ProgramMissingError, match="another process")
         with when_missing(Missing.COMPILE_UNLOCKED) as skipped, another:
             doubled()

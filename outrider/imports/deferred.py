@@ -2,17 +2,18 @@
 
 ``transformers`` imports torchao and SciPy, where they are installed, for functions that save
 quantised models and train object detectors. That takes a tenth of the time of importing
-``transformers``, and torchao prints four lines of warnings about itself. A finder takes the two
-statements' place: the modules that make them get functions that import the real ones when they are
-called. No other module, and no module that is imported already, is touched.
+``transformers``, and torchao prints four lines of warnings about itself. The modules that make
+these imports get functions that import the real ones when they are called. No other module, and no
+module that is imported already, is touched.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+
+from outrider.imports.finder import Execute, Run
 
 _TORCHAO = "torchao.prototype.safetensors.safetensors_support"
 _LOSSES = ("deformable_detr", "for_object_detection", "grounding_dino", "lw_detr", "rf_detr")
@@ -26,48 +27,25 @@ _DEFERRED: dict[str, Mapping[str, Sequence[str]]] = {
 """The importing modules; for each, the modules that it imports, and the functions in them."""
 
 
-def defer_imports() -> None:
-    """Defers the imports of modules that are imported from now on."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def runs() -> dict[str, Run]:
+    """What runs the importing modules."""
+    return {module: partial(_run, deferred=deferred) for module, deferred in _DEFERRED.items()}
 
 
-class _Finder(MetaPathFinder):
-    """Finds the modules that make these imports, as Python would, with another loader."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _DEFERRED:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, _DEFERRED[fullname])
-        return spec
-
-
-class _Loader(Loader):
-    """Runs a module by its own loader, with stand-ins for some modules that it imports."""
-
-    def __init__(self, loader: Loader, deferred: Mapping[str, Sequence[str]]) -> None:
-        self._loader, self._deferred = loader, deferred
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        ours = {
-            name: _stand_in(name, functions)
-            for name, functions in self._deferred.items()
-            if name not in sys.modules
-        }
-        sys.modules.update(ours)
-        try:
-            self._loader.exec_module(module)
-        finally:
-            for name, stand_in in ours.items():
-                if sys.modules.get(name) is stand_in:
-                    del sys.modules[name]
+def _run(module: ModuleType, execute: Execute, deferred: Mapping[str, Sequence[str]]) -> None:
+    """Runs a module with stand-ins for some modules that it imports."""
+    ours = {
+        name: _stand_in(name, functions)
+        for name, functions in deferred.items()
+        if name not in sys.modules
+    }
+    sys.modules.update(ours)
+    try:
+        execute(module)
+    finally:
+        for name, stand_in in ours.items():
+            if sys.modules.get(name) is stand_in:
+                del sys.modules[name]
 
 
 def _stand_in(name: str, functions: Sequence[str]) -> ModuleType:

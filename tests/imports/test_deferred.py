@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.deferred import _DEFERRED, _Finder, defer_imports
+from outrider.imports import quicken_imports
+from outrider.imports.finder import Finder
 
 _REAL = "print('imported')\nother = 'name'\ndef double(x):\n    return 2 * x\n"
 
@@ -53,8 +54,9 @@ def test_a_name_that_is_not_deferred_imports_the_real_module(package: Path) -> N
 
 def _defer(importer: str) -> str:
     return (
-        "from outrider import deferred\n"
+        "from outrider.imports import deferred, finder\n"
         f"deferred._DEFERRED['package.{importer}'] = {{'package.real': ['double']}}\n"
+        "sys.meta_path.insert(0, finder.Finder(deferred.runs()))\n"
         f"from package import {importer}\n"
     )
 
@@ -69,6 +71,6 @@ def test_loading_transformers_prints_nothing_and_imports_neither(tmp_path: Path)
 
 
 def test_the_finder_is_installed_once() -> None:
-    defer_imports()
-    assert sum(isinstance(finder, _Finder) for finder in sys.meta_path) == 1
-    assert all(name.startswith("transformers.") for name in _DEFERRED)
+    quicken_imports()
+    (ours,) = (finder for finder in sys.meta_path if isinstance(finder, Finder))
+    assert all(name.startswith("transformers.") for name in ours.runs)
