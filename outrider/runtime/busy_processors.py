@@ -32,7 +32,6 @@ _MOST_WAITING, _MOST_OF_ONE = 0.1, 0.4
 number if that is more. On two threads they compute up to 1.3 times as fast as on one."""
 
 _HEED = 0.25  # weight of a window in the mean
-_LONGEST_WINDOW = 0.5  # seconds; a longer one had a pause in it, and says nothing
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until one more thread is tried
 _TRIAL = 5  # windows in which it is seen whether that has failed
 _DEAREST = 0.01  # most time that looking may take
@@ -66,15 +65,17 @@ def thread_times() -> Times | None:
         return None
 
 
-def waiting(before: Times, after: Times, seconds: float) -> float:
-    """How long the threads that compute have waited, all together, as a share of the time. Others,
-    such as one that reads requests, wait without delaying them."""
+def waiting(before: Times, after: Times, seconds: float) -> float | None:
+    """How long the threads that compute have waited, all together, as a share of the time; None
+    where none does, as between two requests. Others, such as one that reads requests, wait without
+    delaying them."""
     shares = (
         ((now.ran - then.ran) / seconds, (now.waited - then.waited) / seconds)
         for name, now in after.items()
         if (then := before.get(name)) is not None
     )
-    return sum(waited for ran, waited in shares if ran + waited > _COMPUTES)
+    computing = [waited for ran, waited in shares if ran + waited > _COMPUTES]
+    return sum(computing) if computing else None
 
 
 class BusyProcessors:
@@ -120,9 +121,12 @@ class BusyProcessors:
         self._before = after = self._times()
         self._began = self._clock()
         self._window = max(WINDOW, (self._began - now) / _DEAREST)
-        if before is None or after is None or seconds > max(_LONGEST_WINDOW, 2 * self._window):
+        if before is None or after is None:
             return
-        self._waiting += _HEED * (waiting(before, after, seconds) - self._waiting)
+        share = waiting(before, after, seconds)
+        if share is None:
+            return
+        self._waiting += _HEED * (share - self._waiting)
         if self._waiting > max(_MOST_WAITING, _MOST_OF_ONE / max(1, most - self._fewer)):
             self._give_way(now, most)
         elif self._fewer and now >= self._try_at:

@@ -40,13 +40,13 @@ class Machine:
 
     def __init__(self, num_processors: int) -> None:
         self.num_processors, self.busy, self.sleeper = num_processors, 0, 0.0
-        self.now = self.slow = self._waited = self._slept = 0.0
+        self.now = self.slow = self._ran = self._waited = self._slept = 0.0
         self.found = BusyProcessors(lambda: self.now, self.times)
 
     def times(self) -> Times:
         return {
-            "caller": ThreadTimes(self.now, 0.0),
-            "worker": ThreadTimes(self.now - self._waited, self._waited),
+            "caller": ThreadTimes(self._ran, 0.0),
+            "worker": ThreadTimes(self._ran - self._waited, self._waited),
             "sleeper": ThreadTimes(self.now / 20, self._slept),
         }
 
@@ -57,6 +57,7 @@ class Machine:
         while self.now < ends:
             threads.append(self.found.num_threads(self.num_processors))
             surplus = max(0, threads[-1] + self.busy - self.num_processors)
+            self._ran += STEP
             self._waited += surplus * STEP / 2
             self._slept += self.sleeper * STEP
             self.slow += STEP * (surplus > 0)
@@ -103,6 +104,17 @@ def test_trying_one_more_thread_becomes_rare() -> None:
     machine.run(1)
     machine.busy = 0
     assert machine.run(1.2)[-1] == 2
+
+
+def test_steps_of_seconds_are_seen() -> None:
+    """Those of a larger model beside another process; no step ends in between."""
+    now = 0.0
+    found = BusyProcessors(lambda: now, lambda: {"caller": ThreadTimes(now / 2, now / 2)})
+    threads = []
+    for _ in range(3):
+        threads.append(found.num_threads(2))
+        now += 5.0
+    assert threads == [2, 2, 1]
 
 
 def test_trying_becomes_rare_where_a_step_takes_longer_than_a_trial() -> None:
@@ -164,7 +176,7 @@ def test_threads_that_begin_or_end_meanwhile_do_not_count() -> None:
     before = {"a": ThreadTimes(1.0, 1.0), "b": ThreadTimes(0.0, 0.0)}
     after = {"b": ThreadTimes(0.75, 0.125), "c": ThreadTimes(9.0, 9.0)}
     assert waiting(before, after, 1.0) == 0.125
-    assert waiting(before, after, 2.0) == 0.0  # b ran for less than half of the time
+    assert waiting(before, after, 2.0) is None  # b ran for less than half of the time
 
 
 @pytest.mark.parametrize("times", [lambda: None, iter([{}, None, {}]).__next__])
