@@ -5,7 +5,7 @@ from importlib import import_module
 from outrider.cli.progress import Progress
 from outrider.cli.quiet import silence, silence_transformers
 from outrider.engine.compiler_process import begin_ahead
-from outrider.imports.garbage import collection_paused
+from outrider.imports.garbage import importing
 
 
 def start(module: str = "outrider.engine.loading", *, compiles: bool = False) -> None:
@@ -21,6 +21,6 @@ def start(module: str = "outrider.engine.loading", *, compiles: bool = False) ->
         begin_ahead()
     with Progress() as progress:
         progress.show("importing torch and transformers")
-        with collection_paused():
+        with importing():
             silence_transformers()
             import_module(module)

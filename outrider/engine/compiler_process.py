@@ -29,7 +29,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from outrider.cache_folder import cache_folder
-from outrider.imports.garbage import collection_paused
+from outrider.imports.garbage import importing
 from outrider.runtime.host_memory import available_bytes
 from outrider.runtime.host_processors import num_processors
 
@@ -144,7 +144,7 @@ def main() -> None:
     from outrider.runtime.kernels.build import compile_missing_kernels  # imports torch, no more
 
     Thread(target=_tell_of_kernels, args=(compile_missing_kernels, tell)).start()
-    with collection_paused():
+    with importing():
         for module in _NEEDED:  # before the priority is lowered: the first program waits for them
             import_module(module)
     lower_priority()

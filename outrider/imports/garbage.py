@@ -9,21 +9,29 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collects nothing meanwhile. What is made while torch and ``transformers`` are imported, or a
-    program is traced, stays, but one collection after the other would go through it. Afterwards all
-    objects count as old, so that the next collection of young ones does not go through them
-    either; one of all objects comes as usual."""
-    if not gc.isenabled():
-        yield
-        return
+    """Collects nothing meanwhile."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Collects nothing meanwhile, for imports: what they make stays, and one collection after the
+    other would go through it. Afterwards all objects count as old, so that the next collection of
+    young ones does not go through them either; one of all objects comes as usual."""
+    if not gc.isenabled():
+        yield
+        return
+    with collection_paused():
+        yield
         if not gc.get_freeze_count():  # else it would thaw what somebody has frozen
             gc.freeze()
             gc.unfreeze()  # to the oldest generation
-        gc.enable()
 
 
 @contextmanager

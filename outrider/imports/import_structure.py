@@ -55,14 +55,13 @@ def stored(scan: Scan, folder: Path, sources: tuple[str, ...] = ()) -> Scan:
     def scan_or_look_up(path: str | os.PathLike[str]) -> Any:
         if os.fspath(path) not in names:
             return scan(path)
-        with suppress(OSError):
-            file = _file(_fingerprint(folder, sources))
-            found = _read(file)
-            if found is None:
-                found = scan(path)
+        file = _file(folder, sources)
+        found = None if file is None else _read(file)
+        if found is None:
+            found = scan(path)
+            if file is not None:
                 _write(file, found)
-            return found
-        return scan(path)
+        return found
 
     return scan_or_look_up
 
@@ -91,8 +90,12 @@ def _state(file: str | os.DirEntry[str]) -> tuple[str, int, int]:
     return os.fspath(file), state.st_size, state.st_mtime_ns
 
 
-def _file(fingerprint: str) -> Path:
-    return cache_folder() / "import_structure" / fingerprint
+def _file(folder: Path, sources: tuple[str, ...]) -> Path | None:
+    """Where it is stored; None where a file cannot be looked at, or there is no cache folder, such
+    as where nobody knows the user's home."""
+    with suppress(OSError, RuntimeError):
+        return cache_folder() / "import_structure" / _fingerprint(folder, sources)
+    return None
 
 
 def _read(file: Path) -> Any:

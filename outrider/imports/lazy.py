@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from outrider.imports.garbage import collection_paused
+from outrider.imports.garbage import importing
 
 
 def lazy(
@@ -24,7 +24,7 @@ def lazy(
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with collection_paused():
+        with importing():
             value: object = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -81,9 +81,9 @@ def waiting(before: Times, after: Times, seconds: float) -> float | None:
 class BusyProcessors:
     """Chooses the number of threads, step by step.
 
-    While threads wait for longer than one of them is worth, there is one fewer of them every 50 ms.
-    After a second, one more is tried; each time that this fails, twice as long goes by until the
-    next try.
+    While threads wait, on average, for longer than one of them is worth, there is one fewer of them
+    after the other. After a second, one more is tried; each time that this fails, twice as long
+    goes by until the next try.
 
     Args:
         clock: seconds since some moment.

@@ -91,6 +91,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(models: Path, tmp_path: Pat
     assert stored(Scan(), models)(models) == {"modeling_llama.py": {"LlamaModel"}}
 
 
+def test_a_user_without_a_home_is_no_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("OUTRIDER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert stored(Scan(), models)(models) == {"modeling_llama.py": {"LlamaModel"}}
+
+
 def test_a_missing_folder_is_left_to_the_function(models: Path) -> None:
     scan = Scan()
     assert stored(scan, models / "none")(models / "none") == Scan()(models / "none")
