@@ -143,7 +143,8 @@ class Context(Sequences):
         if not UpcomingUniforms.is_faster(self.key_B):
             return Stream(self.key_B, here.device_B)
         precomputed = partial(self._precomputed, here.host)
-        return Stream(self.key_B, here.device_B, precomputed=precomputed)
+        on_host = None if self.key_B.is_cpu else partial(self._stream_on_host, here.host)
+        return Stream(self.key_B, here.device_B, precomputed=precomputed, on_host=on_host)
 
     def append(self, emitted_BK: Tensor, num_emitted: Lengths) -> None:
         """Appends the tokens of a round; row b takes its first ``num_emitted``."""
@@ -196,10 +197,16 @@ class Context(Sequences):
 
     def _precomputed(self, lengths: list[int], start: int, stop: int) -> Tensor:
         if self._upcoming is None or not self._upcoming.covers(lengths):
-            if self._host_key_B is None:
-                self._host_key_B = self.key_B.cpu()
-            self._upcoming = UpcomingUniforms(self._host_key_B, lengths, self.device)
+            self._upcoming = UpcomingUniforms(self._key_on_host(), lengths, self.device)
         return self._upcoming.at(lengths, start, stop)
+
+    def _stream_on_host(self, lengths: list[int]) -> Stream:
+        return Stream(self._key_on_host(), torch.tensor(lengths))
+
+    def _key_on_host(self) -> Tensor:
+        if self._host_key_B is None:
+            self._host_key_B = self.key_B.cpu()
+        return self._host_key_B
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:

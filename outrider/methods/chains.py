@@ -32,20 +32,22 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 
 def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
-    return _drawn(parts, INDEPENDENT, keep_logits)
+    return chain_drafter(parts, INDEPENDENT, keep_logits)
 
 
-def _drawn(parts: Parts, picker: Picker, keep_logits: bool = False) -> ModelDrafter:
-    """A chain whose tokens this picker takes."""
-    draft, num_tokens = parts.draft_model, parts.target.num_tokens
-    num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
+def chain_drafter(
+    parts: Parts, picker: Picker, keep_logits: bool = False, most: int | None = None
+) -> FusedModelDrafter:
+    """A chain whose tokens this picker takes; of at most so many, if that is given."""
+    longest = parts.fixed_length if most is None else min(most, parts.fixed_length)
+    num_fused = 1 if parts.stop is not None or parts.lengths_vary else longest
     longer = LONGER if parts.governed and parts.stop is None else ()
     return FusedModelDrafter(
-        draft,
-        num_tokens,
+        parts.draft_model,
+        parts.target.num_tokens,
         parts.stop,
         num_fused=num_fused,
-        longer=longer,
+        longer=[length for length in longer if most is None or length <= most],
         picker=picker,
         keep_logits=keep_logits,
     )
@@ -56,7 +58,7 @@ def _chain_with_logits(parts: Parts) -> ModelDrafter:
 
 
 def _coupled_chain(parts: Parts) -> ModelDrafter:
-    return _drawn(parts, COUPLED)
+    return chain_drafter(parts, COUPLED)
 
 
 def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:

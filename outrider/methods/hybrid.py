@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.chain.model import ModelDrafter
 from outrider.drafters.chain.pick import INDEPENDENT
 from outrider.drafters.heads.eagle3 import (
     Eagle3Drafter,
@@ -24,6 +23,7 @@ from outrider.drafters.sources.merge import BEST, Merged
 from outrider.drafters.sources.sources import Source
 from outrider.drafters.tree.topology import Topology
 from outrider.drafters.within_context import within_context
+from outrider.methods.chains import chain_drafter
 from outrider.methods.heads import TREE, head_of
 from outrider.methods.method import Method, Parts
 from outrider.runtime import HFModel
@@ -87,7 +87,7 @@ def _hybrid(
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     cost = cost_ratio or num_parameters(draft) / num_parameters(parts.target)
     picker = BEST if mode == "tree" else INDEPENDENT
-    model = within_context(ModelDrafter(draft, num_tokens, parts.stop, picker=picker), parts.target)
+    model = within_context(chain_drafter(parts, picker, most=model_tokens), parts.target)
     lookup = PromptLookup(prompt_lookup_max, prompt_lookup_min)
     known = {
         "lookup": Source(lookup, prompt_lookup.DEPTH),

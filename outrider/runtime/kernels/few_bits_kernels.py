@@ -15,11 +15,11 @@ from torch import Tensor
 
 from outrider.runtime.kernels.gpu_kernels import on_device_of
 
-_FEW = 4
+_FEW = 2
 """Most tokens that are multiplied without matrix units."""
 
-_ROWS = 256
-"""Outputs of a block where tokens are few: two per thread."""
+_ROWS = 128
+"""Outputs of a block where tokens are few: one per thread."""
 
 _OUTPUTS = 128
 """Outputs of a block of matrix units."""
@@ -28,7 +28,8 @@ _INPUTS = 64
 """Inputs that a step of matrix units reads."""
 
 _BLOCKS = 1056
-"""Blocks that keep a GPU busy: eight per multiprocessor."""
+"""Blocks that keep a GPU busy: eight per multiprocessor; of those without matrix units, which are
+smaller, twice as many."""
 
 _MOST_PARTS = 64
 
@@ -67,11 +68,12 @@ def few_bits_product(
     group = P * 8 // bits
     if M <= _FEW:
         tokens, step, blocks = triton.next_power_of_2(M), 1, triton.cdiv(N, _ROWS)
+        most = 2 * _BLOCKS
     else:
         tokens = min(max(triton.next_power_of_2(M), 16), 64)
         step = max(1, _INPUTS // group)
-        blocks = triton.cdiv(N, _OUTPUTS) * triton.cdiv(M, tokens)
-    share = _share(G, step, blocks)
+        blocks, most = triton.cdiv(N, _OUTPUTS) * triton.cdiv(M, tokens), _BLOCKS
+    share = _share(G, step, blocks, most)
     parts_LMN = x.new_empty(triton.cdiv(G, share), M, N, dtype=torch.float32)
     given = (
         x_MK,
@@ -99,11 +101,11 @@ def few_bits_product(
     return found_MN.view(*x.shape[:-1], N)
 
 
-def _share(groups: int, step: int, blocks: int) -> int:
+def _share(groups: int, step: int, blocks: int, most: int) -> int:
     """How many groups a block multiplies, a multiple of ``step``, where a share of the groups takes
-    so many blocks."""
+    so many blocks, and all shares together at most ``most``."""
     steps = triton.cdiv(groups, step)
-    num = max(1, min(_MOST_PARTS, steps, _BLOCKS // blocks))
+    num = max(1, min(_MOST_PARTS, steps, most // blocks))
     share: int = triton.cdiv(steps, num) * step
     return share
 
