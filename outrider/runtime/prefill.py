@@ -1,8 +1,8 @@
 """Prefill: the prompts of a batch enter the KV cache, in forward passes of bounded width.
 
 A caller may do other work between two forward passes; the tokens per pass, and so every bit of the
-result, stay the same. They depend on what is known at the beginning alone: rows that leave meanwhile
-do not make the passes of the others wider.
+result, stay the same. They depend on what is known at the beginning alone: rows that leave
+meanwhile do not make the passes of the others wider.
 
 On a CPU the rows share the tokens of a pass, as many as a compiled program takes. It computes the
 logits of the last token alone; programs of models that cannot choose compute all of them, which
@@ -31,8 +31,8 @@ PREFILL_WIDTH = 512
 """Most tokens of each row that one forward pass of a prefill reads."""
 
 SHARED_WIDTH = 16
-"""Tokens of each row that a forward pass on a CPU may read however many rows there are. At 32 and 64
-rows 8, 16 and 32 took the same time; fewer would read the cache more often."""
+"""Tokens of each row that a forward pass on a CPU may read however many rows there are. At 64
+rows 8, 16 and 32 took about the same time; the fewer, the more often the cache is read."""
 
 
 class Prefill:
