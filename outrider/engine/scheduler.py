@@ -218,7 +218,8 @@ class Scheduler:
 
     def _within_bound(self, rows: list[Row]) -> int:
         """How many of the rows, at least one, share passes within the bound on prompt tokens per
-        step, which holds while rows are running."""
+        step, which holds while rows are running. Passes may be narrower than those counted here,
+        but more rows would all wait for the last of them."""
         widest = 0
         for number, row in enumerate(rows if self._has_running_rows else [], 1):
             length = max(len(row.request.prompt_ids), len(row.sequence_ids))

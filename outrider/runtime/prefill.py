@@ -1,11 +1,12 @@
 """Prefill: the prompts of a batch enter the KV cache, in forward passes of bounded width.
 
 A caller may do other work between two forward passes; the tokens per pass, and so every bit of the
-result, stay the same.
+result, stay the same. They depend on what is known at the beginning alone: rows that leave
+meanwhile do not make the passes of the others wider.
 
-Passes over one row, and narrow ones over several, run by a compiled program where there is one. It
-computes the logits of the last token alone; programs of models that cannot choose compute all of
-them, which pays for short prompts only (``runner.py``). Wide passes over several rows run eagerly.
+On a CPU the rows share the tokens of a pass, as many as a compiled program takes. It computes the
+logits of the last token alone; programs of models that cannot choose compute all of them, which
+pays for short prompts only (``runner.py``). On other devices passes over several rows are wider.
 
 Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """
@@ -20,6 +21,7 @@ from outrider.core.chain import cached_arange
 from outrider.core.context import Context
 from outrider.core.lengths import Lengths
 from outrider.core.protocols import Drafter, ReadHidden
+from outrider.runtime.executors.compiled import MOST_TOKENS
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
@@ -27,6 +29,10 @@ from outrider.runtime.runner import Runnable
 
 PREFILL_WIDTH = 512
 """Most tokens of each row that one forward pass of a prefill reads."""
+
+SHARED_WIDTH = 16
+"""Tokens of each row that a forward pass on a CPU may read however many rows there are. At 64
+rows 8, 16 and 32 took about the same time; the fewer, the more often the cache is read."""
 
 
 class Prefill:
@@ -64,13 +70,14 @@ class Prefill:
         self.num_tokens = max(missing) if num_tokens is None else num_tokens
         self._hidden_layers = () if read is None else hidden_layers
         self._read = read
+        self._width = width_of_passes(cache)
         self._first = 0
 
     @property
     def next_width(self) -> int:
         """Tokens of each row that the next forward pass reads; 0 once all are read, or if no row is
         left."""
-        return min(PREFILL_WIDTH, self.num_tokens - self._first) if self.cache.num_rows else 0
+        return min(self._width, self.num_tokens - self._first) if self.cache.num_rows else 0
 
     def step(self) -> None:
         """Runs the next forward pass."""
@@ -110,6 +117,17 @@ class Prefill:
             return tokens_BT[:, lengths[0] : lengths[0] + width]
         index_BN = self.cache.length_B[:, None] + cached_arange(width, tokens_BT.device)
         return tokens_BT.gather(1, index_BN.clamp_(max=tokens_BT.shape[1] - 1))
+
+
+def width_of_passes(cache: KVCache) -> int:
+    """Most tokens of each row that one forward pass of a prefill into this cache reads.
+
+    A recurrent state is carried from pass to pass, and its layers compute chunks of many tokens,
+    so short passes cost more than they save.
+    """
+    if cache.context.device.type != "cpu" or not cache.cuts_back:
+        return PREFILL_WIDTH
+    return min(PREFILL_WIDTH, max(SHARED_WIDTH, MOST_TOKENS // cache.num_rows))
 
 
 @dataclass(frozen=True)

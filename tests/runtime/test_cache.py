@@ -208,8 +208,9 @@ def test_rows_without_tokens_take_the_place_of_others() -> None:
 @pytest.mark.parametrize(
     ("free", "wanted"),
     [
-        (100_000, "8 rows x 512 tokens need 1.0 MiB; 0.1 MiB are at hand, which fit 0 rows"),
-        (600_000, "8 rows x 512 tokens need 1.0 MiB; 0.6 MiB are at hand, which fit 4 rows"),
+        (10_000, "8 rows x 64 tokens need 0.1 MiB; 0.0 MiB are at hand, which fit 0 rows"),
+        (100_000, "8 rows x 64 tokens need 0.1 MiB; 0.1 MiB are at hand, which fit 6 rows"),
+        (600_000, "8 rows x 1024 tokens need 2.0 MiB; 1.6 MiB are at hand, which fit 6 rows"),
         (1_500_000, "8 rows x 2048 tokens need 4.0 MiB; 3.4 MiB are at hand, which fit 6 rows"),
     ],
 )

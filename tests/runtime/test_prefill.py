@@ -1,5 +1,7 @@
-"""Prompts go into the cache by the graph, but for wide batches and those of exact models."""
+"""Prompts go into the cache by the graph, but for those of exact models and of very many rows; how
+wide the passes are."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf import adapter
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kv_cache.footprint import Footprint
+from outrider.runtime.prefill import SHARED_WIDTH, width_of_passes
 from outrider.testing import SoftmaxDistribution
 
 
@@ -65,17 +68,61 @@ def test_the_graph_fills_the_cache_with_the_same_numbers(family: str, lengths: l
                 torch.testing.assert_close(one[row, :, :length], other[row, :, :length])
 
 
-def test_long_prompts_go_by_the_graph_in_passes_and_wide_batches_do_not() -> None:
+def test_long_prompts_go_by_the_graph_in_passes_and_those_of_very_many_rows_do_not() -> None:
+    most = MOST_TOKENS // SHARED_WIDTH
     for length, rows, passes in (
         (MOST_TOKENS + 1, 1, [MOST_TOKENS]),
         (MOST_TOKENS + 9, 1, [MOST_TOKENS, 8]),
         (MOST_TOKENS // 3 + 1, 3, [MOST_TOKENS // 3]),
-        (MOST_TOKENS // 3 + 2, 3, []),
+        (MOST_TOKENS // 3 + 2, 3, [MOST_TOKENS // 3, 1]),
+        (2 * SHARED_WIDTH + 1, most, [SHARED_WIDTH] * 2),
+        (2 * SHARED_WIDTH + 1, most + 1, []),
     ):
         model, widths = with_graph(tiny(max_position_embeddings=1024))
         with torch.inference_mode():
             model.start(context_of([length] * rows))
         assert widths == passes
+
+
+def test_rows_that_leave_do_not_change_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first all rows together have 512 tokens per pass, and fewer later."""
+    shapes: list[tuple[int, int]] = []
+    forward = HFModel.forward
+
+    def noting(self: HFModel, batch: ForwardBatch) -> ForwardOutput:
+        rows, width = batch.tokens_BN.shape
+        shapes.append((rows, width))
+        return forward(self, batch)
+
+    monkeypatch.setattr(HFModel, "forward", noting)
+    context = context_of([301, 9, 200, 301])
+    with torch.inference_mode():
+        prefill = tiny(max_position_embeddings=512).begin(context)
+        prefill.step()
+        for each in (prefill.cache, context):
+            each.keep([0, 3])
+        cache = prefill.finish()
+    assert shapes == [(4, 128), (2, 128), (2, 44)]
+    assert cache.lengths == [300, 300]
+
+
+@pytest.mark.parametrize(
+    ("device", "cuts_back", "widths"),
+    [
+        ("cpu", True, {1: 512, 2: 256, 3: 170, 8: 64, 32: 16, 33: 16, 200: 16}),
+        ("cpu", False, {1: 512, 3: 512, 200: 512}),
+        ("cuda", True, {1: 512, 3: 512, 200: 512}),
+        ("mps", True, {1: 512, 3: 512, 200: 512}),
+    ],
+)
+def test_rows_share_passes_on_a_cpu_unless_they_carry_a_state(
+    device: str, cuts_back: bool, widths: dict[int, int]
+) -> None:
+    def cache(rows: int) -> Any:
+        context = SimpleNamespace(device=torch.device(device))
+        return SimpleNamespace(context=context, cuts_back=cuts_back, num_rows=rows)
+
+    assert {rows: width_of_passes(cache(rows)) for rows in widths} == widths
 
 
 @pytest.mark.parametrize("num_logits", [0, 1, 3, 9])

@@ -255,7 +255,7 @@ class HFModel:
             self.prefixes.reuse(cache)
             cache.prefixes = self.prefixes
         prefill = Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
-        self._reserve(cache, prefill.num_tokens, max(context.lengths) - 1)
+        self._reserve(cache, prefill.next_width, max(context.lengths) - 1)
         return prefill
 
     def draft_room(self, length: int) -> int:
@@ -379,10 +379,9 @@ class HFModel:
         """An empty cache for a batch."""
         return KVCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 
-    def _reserve(self, cache: KVCache, num_tokens: int, num_slots: int) -> None:
-        """Allocates the KV buffers of a prefill of so many tokens that a compiled program runs,
-        which cannot allocate them itself."""
-        width = min(num_tokens, PREFILL_WIDTH)
+    def _reserve(self, cache: KVCache, width: int, num_slots: int) -> None:
+        """Allocates the KV buffers of a prefill whose first pass over so many tokens of each row
+        a compiled program runs, which cannot allocate them itself."""
         if not width or runner.compiled_executor(self, cache, width, 1) is None:
             return
         if self.layout is None:
