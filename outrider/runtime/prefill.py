@@ -127,7 +127,7 @@ def width_of_passes(cache: KVCache) -> int:
     """
     if cache.context.device.type != "cpu" or not cache.cuts_back:
         return PREFILL_WIDTH
-    return min(PREFILL_WIDTH, max(SHARED_WIDTH, MOST_TOKENS // cache.num_rows))
+    return min(PREFILL_WIDTH, max(SHARED_WIDTH, MOST_TOKENS // max(cache.num_rows, 1)))
 
 
 @dataclass(frozen=True)
