@@ -23,7 +23,8 @@ class Newcomers:
             left alone here.
 
     Attributes:
-        rows: the rows, in the order of the context's.
+        rows: the rows, in the order of the context's: the longest first, so that those whose
+            prompts are read can be left out of forward passes.
         late: as given.
         context: their tokens.
     """
@@ -31,9 +32,9 @@ class Newcomers:
     def __init__(
         self, rows: Sequence[Row], target: HFModel, drafter: Drafter[Any], *, late: bool = False
     ) -> None:
-        self.rows = list(rows)
+        self.rows = sorted(rows, key=lambda row: len(row.sequence_ids), reverse=True)
         self.late = late
-        self.context = _context(rows, target)
+        self.context = _context(self.rows, target)
         self._target = target
         self._drafter = drafter
         self._drafting: Prefilling | None = None
@@ -42,7 +43,7 @@ class Newcomers:
             self._drafting = begin(drafter, self.context)
             read = prompt_reader(drafter, self._drafting.state, self.context)
         self._prefill = target.begin(self.context, read)
-        for row, reused in zip(rows, self._prefill.reused, strict=True):
+        for row, reused in zip(self.rows, self._prefill.reused, strict=True):
             row.stats.reused = reused
         self._begin_in_steps()
 
@@ -57,8 +58,9 @@ class Newcomers:
     def num_tokens(self) -> int:
         """Tokens that the next step reads, padding included. A drafter that does not read them in
         steps may have to read them all at once."""
-        width = self._prefill.next_width
-        if not width and not self.late:
+        if width := self._prefill.next_width:
+            return self._prefill.next_rows * width
+        if not self.late:
             drafting = self._drafting
             width = max(self.context.lengths) - 1 if drafting is None else drafting.next_width
         return len(self.rows) * width

@@ -8,10 +8,13 @@ On a CPU the rows share the tokens of a pass, as many as a compiled program take
 logits of the last token alone; programs of models that cannot choose compute all of them, which
 pays for short prompts only (``runner.py``). On other devices passes over several rows are wider.
 
+Rows whose prompts are read take no further part where none that is longer comes after them. So the
+caller gives the longest first.
+
 Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,7 +41,8 @@ rows 8, 16 and 32 took about the same time; the fewer, the more often the cache 
 class Prefill:
     """The prefill of one batch, which the caller advances pass by pass.
 
-    Between two passes the caller may remove rows, from the context and the cache alike.
+    Between two passes the caller may remove rows, from the context and the cache alike. The widths
+    of the passes are those of the rows at the beginning.
 
     Args:
         model: the model that reads the prompts.
@@ -70,18 +74,42 @@ class Prefill:
         self.num_tokens = max(missing) if num_tokens is None else num_tokens
         self._hidden_layers = () if read is None else hidden_layers
         self._read = read
-        self._width = width_of_passes(cache)
+        self._leads = cache.can_lead and read is None
+        self._widths = list(self._planned(missing))[::-1]
         self._first = 0
 
     @property
     def next_width(self) -> int:
         """Tokens of each row that the next forward pass reads; 0 once all are read, or if no row is
         left."""
-        return min(self._width, self.num_tokens - self._first) if self.cache.num_rows else 0
+        return self._widths[-1] if self._widths and self.cache.num_rows else 0
+
+    @property
+    def next_rows(self) -> int:
+        """How many rows take part in the next forward pass, the first ones."""
+        lengths = self._context.lengths
+        missing = [n - 1 - m for n, m in zip(lengths, self.cache.lengths, strict=True)]
+        return max(1, _num_leading(missing)) if self._leads else self.cache.num_rows
 
     def step(self) -> None:
         """Runs the next forward pass."""
-        width = self.next_width
+        if self._leads:
+            with self.cache.leading(self.next_rows):
+                self._run(self._widths.pop())
+        else:
+            self._run(self._widths.pop())
+
+    def _planned(self, missing: Sequence[int]) -> Iterator[int]:
+        """The widths of all passes, by how many tokens of each row are to be read."""
+        num_rows, first = len(missing), 0
+        while first < self.num_tokens:
+            if self._leads:
+                num_rows = max(1, _num_leading([n - first for n in missing]))
+            width = min(width_of_passes(self.cache, num_rows), self.num_tokens - first)
+            yield width
+            first += width
+
+    def _run(self, width: int) -> None:
         tokens_BN = self._tokens(width).clamp(max=self._model.num_tokens - 1)
         kept = None if self.cache.cuts_back else self._missing(width)
         output = self._model.forward(
@@ -112,22 +140,28 @@ class Prefill:
 
     def _tokens(self, width: int) -> Tensor:
         """The next tokens of each row, (B, N); after a row's end they are arbitrary."""
-        tokens_BT, lengths = self._context.tokens_BT, self.cache.lengths
+        lengths = self.cache.lengths
+        tokens_BT = self._context.tokens_BT[: len(lengths)]
         if min(lengths) == max(lengths):
             return tokens_BT[:, lengths[0] : lengths[0] + width]
         index_BN = self.cache.length_B[:, None] + cached_arange(width, tokens_BT.device)
         return tokens_BT.gather(1, index_BN.clamp_(max=tokens_BT.shape[1] - 1))
 
 
-def width_of_passes(cache: KVCache) -> int:
-    """Most tokens of each row that one forward pass of a prefill into this cache reads.
+def _num_leading(missing: Sequence[int]) -> int:
+    """How many rows there are up to the last one that lacks tokens."""
+    return max((row for row, num in enumerate(missing, 1) if num > 0), default=0)
+
+
+def width_of_passes(cache: KVCache, num_rows: int) -> int:
+    """Most tokens of each of so many rows that one forward pass of a prefill into this cache reads.
 
     A recurrent state is carried from pass to pass, and its layers compute chunks of many tokens,
     so short passes cost more than they save.
     """
     if cache.context.device.type != "cpu" or not cache.cuts_back:
         return PREFILL_WIDTH
-    return min(PREFILL_WIDTH, max(SHARED_WIDTH, MOST_TOKENS // max(cache.num_rows, 1)))
+    return min(PREFILL_WIDTH, max(SHARED_WIDTH, MOST_TOKENS // max(num_rows, 1)))
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_newcomers_share_passes_within_the_bound(
     step = prefill.Prefill.step
 
     def noting(self: prefill.Prefill) -> None:
-        read.append(self.next_width * self.cache.num_rows)
+        read.append(self.next_width * self.next_rows)
         step(self)
 
     monkeypatch.setattr(prefill.Prefill, "step", noting)

@@ -46,6 +46,31 @@ def held(cache: KVCache, row: int) -> Tensor:
     return buffer[row, :, : int(cache.length_B[row])]
 
 
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_passes_over_the_first_rows_leave_the_others_alone(num: int) -> None:
+    cache = kv_cache([9, 9, 9])
+    first = fill(cache, [4, 2, 3])
+    cache.long = [True, False, True]
+    with cache.leading(num):
+        assert cache.num_rows == num
+        assert len(cache.long) == num
+        new = fill(cache, [100] * num)  # which grows the buffers of all rows
+    assert cache.lengths == [n + 100 * (row < num) for row, n in enumerate([4, 2, 3])]
+    assert cache.length_B.tolist() == cache.lengths
+    assert cache.long == [True, False, True]
+    for row, length in enumerate([4, 2, 3]):
+        wanted = [first[row, :, :length], *([new[row]] if row < num else [])]
+        assert torch.equal(held(cache, row), torch.cat(wanted, 1))
+
+
+def test_a_pass_over_the_first_rows_that_fails_leaves_all_rows() -> None:
+    cache = kv_cache([9, 9])
+    fill(cache, [4, 2])
+    with pytest.raises(RuntimeError, match="broken"), cache.leading(1):
+        raise RuntimeError("broken")
+    assert cache.lengths == [4, 2]
+
+
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 100, 128, 129, 500, 1025])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_memory_is_within_twice_what_the_length_needs(length: int, num_rows: int) -> None:

@@ -84,8 +84,8 @@ def test_long_prompts_go_by_the_graph_in_passes_and_those_of_very_many_rows_do_n
         assert widths == passes
 
 
-def test_rows_that_leave_do_not_change_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first all rows together have 512 tokens per pass, and fewer later."""
+def shapes_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The rows and tokens of each forward pass from now on."""
     shapes: list[tuple[int, int]] = []
     forward = HFModel.forward
 
@@ -95,6 +95,59 @@ def test_rows_that_leave_do_not_change_the_widths(monkeypatch: pytest.MonkeyPatc
         return forward(self, batch)
 
     monkeypatch.setattr(HFModel, "forward", noting)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "passes"),
+    [
+        ([301, 140, 9, 2], [(4, 128), (2, 172)]),
+        ([301, 140, 129, 1], [(3, 170), (1, 130)]),
+        ([9, 301, 140, 2], [(4, 128), (3, 170), (2, 2)]),  # the longest is not the first
+        ([301] * 4, [(4, 128), (4, 128), (4, 44)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("graphed", [False, True])
+def test_rows_whose_prompts_are_read_take_no_further_part(
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    passes: list[tuple[int, int]],
+    graphed: bool,
+) -> None:
+    """And what the cache holds is what each prompt alone leaves there."""
+    model = tiny(max_position_embeddings=512)
+    if graphed:
+        model, _ = with_graph(model)
+        with torch.inference_mode():
+            model.start(context_of([3]))  # tries the graph
+    shapes = shapes_of_passes(monkeypatch)
+    context = context_of(lengths)
+    with torch.inference_mode():
+        cache = model.start(context)
+    assert shapes == passes
+    assert cache.lengths == [length - 1 for length in lengths]
+    assert torch.equal(cache.length_B, context.length_B - 1)
+    for row, length in enumerate(lengths):
+        if length > 1:
+            alone = tiny(max_position_embeddings=512)
+            with torch.inference_mode():
+                own = alone.start(
+                    Context.start(
+                        [context.tokens_BT[row, :length].tolist()], SoftmaxDistribution(), [0], [0]
+                    )
+                )
+            for sides in zip((own.keys, own.values), (cache.keys, cache.values), strict=True):
+                for one, other in zip(*sides, strict=True):
+                    assert one is not None
+                    assert other is not None
+                    wanted, found = one[0, :, : length - 1], other[row, :, : length - 1]
+                    torch.testing.assert_close(found, wanted)
+
+
+def test_rows_that_leave_do_not_change_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first all rows together have 512 tokens per pass, and fewer later."""
+    shapes = shapes_of_passes(monkeypatch)
     context = context_of([301, 9, 200, 301])
     with torch.inference_mode():
         prefill = tiny(max_position_embeddings=512).begin(context)
@@ -122,7 +175,7 @@ def test_rows_share_passes_on_a_cpu_unless_they_carry_a_state(
         context = SimpleNamespace(device=torch.device(device))
         return SimpleNamespace(context=context, cuts_back=cuts_back, num_rows=rows)
 
-    assert {rows: width_of_passes(cache(rows)) for rows in widths} == widths
+    assert {rows: width_of_passes(cache(rows), rows) for rows in widths} == widths
 
 
 @pytest.mark.parametrize("num_logits", [0, 1, 3, 9])

@@ -12,7 +12,8 @@ Legend: B rows, N query tokens of a forward pass, S slots, D depth, H heads, C w
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 from weakref import finalize
 
@@ -67,6 +68,8 @@ class KVCache(Cache, Sequences):
 
     is_compileable = False
     cuts_back = True
+    can_lead = True
+    """Whether forward passes can be over the first rows alone (:meth:`leading`)."""
     prefixes: ModelPrefixes | None = None
 
     def __init__(
@@ -199,6 +202,22 @@ class KVCache(Cache, Sequences):
         if most := max(num_accepted.host):
             self.pack(index_BD[:, :most], 1)
         self.append(num_accepted + 1)
+
+    @contextmanager
+    def leading(self, num: int) -> Iterator[None]:
+        """Makes this the cache of the first rows alone within the context. The others stay as they
+        are."""
+        whole, long = self.sequence_lengths, self.long
+        if num == len(long):
+            yield
+            return
+        self.sequence_lengths, self.long = whole.keep(range(num)), long[:num]
+        try:
+            yield
+        finally:
+            others = whole.keep(range(num, len(long)))
+            self.sequence_lengths = self.sequence_lengths.join(others)
+            self.long = [*self.long, *long[num:]]
 
     def rollback(self, lengths: Lengths) -> None:
         """Forgets all but the first ``lengths`` slots of each row; a row that has fewer keeps what

@@ -93,6 +93,8 @@ class Seq2SeqCache(KVCache):
         mask_B11S: which slots hold the row's source.
     """
 
+    can_lead = False
+
     def __init__(
         self,
         context: Context,

@@ -97,6 +97,7 @@ class RecurrentCache(KVCache):
     """
 
     cuts_back = False
+    can_lead = False
     has_previous_state = staticmethod(lambda *args, **kwargs: False)
 
     def __init__(self, context: Context, *args: Any, **kwargs: Any) -> None:
