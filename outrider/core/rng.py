@@ -40,6 +40,7 @@ NUM_PER_ROLE = 16
 _MAX_ROWS = 64  # larger batches generate the numbers of each role on request
 _ROLE_SHIFT = 40
 _MOST_BY_NUMPY = 1 << 15  # larger tensors take longer by numpy, which has one thread
+_MOST_FROM_HOST = 1 << 12  # more numbers take a GPU less time than the host
 
 NumpyInts = Any
 """A numpy array of int64. It supports the same arithmetic operators as a tensor."""
@@ -150,7 +151,7 @@ class Stream:
         return self.uniforms_BJ[:, first : first + num]
 
     def _uniform(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor:
-        if self.on_host is not None and len(self.key_B) * num <= _MOST_BY_NUMPY:
+        if self.on_host is not None and len(self.key_B) * num <= _MOST_FROM_HOST:
             return to_device(self.on_host()._uniform(roles, num, first), self.key_B.device)
         bits_BJ = self._bits(roles, num, first)
         if isinstance(bits_BJ, Tensor):

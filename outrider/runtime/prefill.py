@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.core.chain import cached_arange
 from outrider.core.context import Context
 from outrider.core.lengths import Lengths
 from outrider.core.protocols import Drafter, ReadHidden
 from outrider.runtime.executors.compiled import MOST_TOKENS
-from outrider.runtime.forward_batch import ForwardBatch
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.runner import Runnable
@@ -50,7 +51,8 @@ class Prefill:
         context: the batch; all its tokens but each row's last are read, unless the cache has them.
         num_tokens: tokens of each row that are read; None for all but the last.
         hidden_layers: the layers whose hidden states ``read`` takes.
-        read: takes the hidden states of each forward pass; None if nobody does.
+        read: takes the hidden states of each forward pass, zeros of rows that took no part; None if
+            nobody does.
 
     Attributes:
         num_tokens: tokens of each row that all forward passes together read.
@@ -74,7 +76,6 @@ class Prefill:
         self.num_tokens = max(missing) if num_tokens is None else num_tokens
         self._hidden_layers = () if read is None else hidden_layers
         self._read = read
-        self._leads = cache.can_lead and read is None
         self._widths = list(self._planned(missing))[::-1]
         self._first = 0
 
@@ -89,27 +90,32 @@ class Prefill:
         """How many rows take part in the next forward pass, the first ones."""
         lengths = self._context.lengths
         missing = [n - 1 - m for n, m in zip(lengths, self.cache.lengths, strict=True)]
-        return max(1, _num_leading(missing)) if self._leads else self.cache.num_rows
+        return max(1, _num_leading(missing)) if self.cache.can_lead else self.cache.num_rows
 
     def step(self) -> None:
         """Runs the next forward pass."""
-        if self._leads:
-            with self.cache.leading(self.next_rows):
-                self._run(self._widths.pop())
-        else:
-            self._run(self._widths.pop())
+        width, num_rows = self.next_width, self.next_rows
+        with self.cache.leading(num_rows):
+            output = self._run(width)
+        if self._read is not None:
+            assert output.hidden_BNH is not None
+            num_left_out = self.cache.num_rows - num_rows
+            self._read(pad(output.hidden_BNH, (0, 0, 0, 0, 0, num_left_out)), self._first)
+        self._first += width
+        self._widths.pop()
 
     def _planned(self, missing: Sequence[int]) -> Iterator[int]:
         """The widths of all passes, by how many tokens of each row are to be read."""
         num_rows, first = len(missing), 0
         while first < self.num_tokens:
-            if self._leads:
+            if self.cache.can_lead:
                 num_rows = max(1, _num_leading([n - first for n in missing]))
             width = min(width_of_passes(self.cache, num_rows), self.num_tokens - first)
             yield width
             first += width
 
-    def _run(self, width: int) -> None:
+    def _run(self, width: int) -> ForwardOutput:
+        """A forward pass over the next tokens of the rows in the cache."""
         tokens_BN = self._tokens(width).clamp(max=self._model.num_tokens - 1)
         kept = None if self.cache.cuts_back else self._missing(width)
         output = self._model.forward(
@@ -118,10 +124,7 @@ class Prefill:
             )
         )
         self.cache.append(width if kept is None else kept)
-        if self._read is not None:
-            assert output.hidden_BNH is not None
-            self._read(output.hidden_BNH, self._first)
-        self._first += width
+        return output
 
     def finish(self) -> KVCache:
         """Runs the forward passes that are left; returns the cache, which is then complete."""
