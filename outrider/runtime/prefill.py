@@ -87,10 +87,13 @@ class Prefill:
 
     @property
     def next_rows(self) -> int:
-        """How many rows take part in the next forward pass, the first ones."""
+        """How many rows take part in the next forward pass, the first ones. In the first pass, which
+        allocates their KV buffers, it is all."""
+        if not self._first or not self.cache.can_lead:
+            return self.cache.num_rows
         lengths = self._context.lengths
         missing = [n - 1 - m for n, m in zip(lengths, self.cache.lengths, strict=True)]
-        return max(1, _num_leading(missing)) if self.cache.can_lead else self.cache.num_rows
+        return max(1, _num_leading(missing))
 
     def step(self) -> None:
         """Runs the next forward pass."""
@@ -108,7 +111,7 @@ class Prefill:
         """The widths of all passes, by how many tokens of each row are to be read."""
         num_rows, first = len(missing), 0
         while first < self.num_tokens:
-            if self.cache.can_lead:
+            if first and self.cache.can_lead:
                 num_rows = max(1, _num_leading([n - first for n in missing]))
             width = min(width_of_passes(self.cache, num_rows), self.num_tokens - first)
             yield width
