@@ -87,8 +87,8 @@ class Prefill:
 
     @property
     def next_rows(self) -> int:
-        """How many rows take part in the next forward pass, the first ones. In the first pass, which
-        allocates their KV buffers, it is all."""
+        """How many rows take part in the next forward pass, the first ones. All do in the first
+        pass, which allocates their KV buffers."""
         if not self._first or not self.cache.can_lead:
             return self.cache.num_rows
         lengths = self._context.lengths
