@@ -5,19 +5,14 @@ import torch
 from gpu_here import DEVICE, NEEDS_TRITON
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_truncation_kernel import ROWS as ROWS_ON_CPU
 
 from outrider.runtime.kernels.truncation import truncate_on
 from outrider.sampling.truncate import Truncation
 from outrider.sampling.truncate import truncated as by_rank
 
 HERE = torch.device(DEVICE)
-ROWS = Truncation.of(
-    [0, 5, 0, 0, 0, 12, 1, 10**6],
-    [1.0, 1.0, 0.9, 0.9, 1.0, 0.7, 1.0, 0.5],
-    [False, False, False, True, False, False, False, True],
-    [0.0, 0.0, 0.0, 0.0, 0.05, 0.02, 0.0, 0.0],
-    HERE,
-)
+ROWS = Truncation(*(each.to(HERE) for each in ROWS_ON_CPU))
 
 
 def by_kernel(p_BMV: torch.Tensor, by: Truncation) -> torch.Tensor:
