@@ -36,6 +36,8 @@ fi
 
 say "installing Outrider and its tools (a minute or two; log in $log)"
 PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-input --progress-bar off \
-    --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1 </dev/null \
+    --no-compile --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1 </dev/null \
     || fail "pip could not install the requirements"
+# pip compiles modules on one core, longer than all else takes. Some are templates, and cannot be.
+"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" >>"$log" 2>&1 </dev/null || :
 say "ready"
