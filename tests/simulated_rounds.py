@@ -29,6 +29,7 @@ class Machine:
         overhead: seconds of a round besides the models' passes.
         noise: relative standard deviation of all times.
         cold: draft steps that the first one takes besides after a round without drafts.
+        slowdown: how many times as long everything takes now.
     """
 
     per_token: float = 0.03
@@ -36,6 +37,7 @@ class Machine:
     overhead: float = 0.1
     noise: float = 0.03
     cold: float = 0.0
+    slowdown: float = 1.0
 
     def draft(self, rows: int, length: int, behind: int = 0) -> float:
         """Seconds in the draft model; it reads the committed tokens that it lacks at once."""
@@ -157,7 +159,8 @@ class Simulation:
         return length
 
     def _noisy(self, seconds: float) -> float:
-        return seconds * max(0.5, self._random.gauss(1, self._machine.noise))
+        slow = self._machine.slowdown * max(0.5, self._random.gauss(1, self._machine.noise))
+        return slow * seconds
 
 
 def constant(p: float) -> Accepts:

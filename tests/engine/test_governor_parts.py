@@ -154,19 +154,43 @@ def test_rounds_without_drafts_that_are_learned_together_weigh_as_if_one_by_one(
     assert together.curve(1, (0,)) == pytest.approx(apart.curve(1, (0,)), rel=0.01)
 
 
-def test_what_slows_the_machine_slows_all_lengths() -> None:
-    """Other work, or a longer context: of rounds that were not run meanwhile, too."""
+@pytest.mark.parametrize("after", [0.4, 0.8, 1.2, 2.5])
+@pytest.mark.parametrize("before", [8, 0], ids=["measured before", "assumed alone"])
+def test_what_slows_the_machine_slows_all_lengths(before: int, after: float) -> None:
+    """Other work, a longer context, or times that were saved by a slower machine: of rounds that
+    were not run meanwhile, too."""
     costs, lengths = RoundCosts(0.2), (0, 3)
     for length, seconds in ((0, 1.0), (3, 2.0)):
         costs.assume(1, length, 0.1 * length, seconds)
-    for _ in range(8):
+    for _ in range(before):
         costs.observe_plain(1, [1.0] * 8)
     plain, drafting = costs.curve(1, lengths)
+    for _ in range(12):
+        costs.observe_plain(1, [after] * 8)
+    assert costs.curve(1, lengths) == pytest.approx([after * plain, after * drafting], rel=0.03)
+
+
+def test_rounds_of_a_length_that_are_run_alone_slow_all_lengths() -> None:
+    costs, lengths = RoundCosts(0.2), (0, 3)
+    for length, seconds in ((0, 1.0), (3, 2.0)):
+        costs.assume(1, length, 0.1 * length, seconds)
+    plain, drafting = costs.curve(1, lengths)
+    for _ in range(40):
+        costs.observe(1, 3, 0.6, 4.0)
+    assert costs.curve(1, lengths) == pytest.approx([2 * plain, 2 * drafting], rel=0.03)
+
+
+def test_lengths_that_are_run_in_turn_are_told_apart() -> None:
+    """One of them is half as slow as was assumed."""
+    costs = RoundCosts(0.2)
+    for length in (0, 3):
+        costs.assume(1, length, 0.1 * length, 1.0 + length)
     for _ in range(8):
-        costs.observe_plain(1, [1.2] * 8)
-    slow_plain, slow_drafting = costs.curve(1, lengths)
-    assert slow_plain == pytest.approx(1.2 * plain, rel=0.03)
-    assert slow_drafting == pytest.approx(1.15 * drafting, rel=0.05)
+        for length, seconds in ((0, 1.0), (3, 2.0)):
+            for _ in range(4):
+                costs.observe(1, length, 0.05 * length, seconds)
+    plain, drafting = costs.curve(1, (0, 3))
+    assert drafting / plain == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_long_stretch_of_slow_rounds_is_no_more_than_some() -> None:

@@ -9,7 +9,9 @@ A forward pass is a rectangle, B times γ + 1 tokens, however long the drafts of
 Both surfaces are filled from real rounds. A cell that was never measured, or long ago, is read off
 a line in the number of tokens, fitted to all cells, plus what the measured cells of the same number
 of rows deviate from it. Times do not decrease with γ (``monotone``, isotonic regression). What
-slows rounds of all lengths alike is followed apart (``pace.py``).
+slows rounds of all lengths alike is followed apart (``pace.py``). While rounds of one cell alone
+run, nothing tells it from what slows the cell: after some of them only the pace learns. Otherwise
+a machine that becomes faster while nothing is drafted would make drafts look slow.
 
 Legend: B rows, γ the draft length.
 """
@@ -38,6 +40,9 @@ TRUST = 0.25
 
 MOST_TOGETHER = 4
 """Most rounds that consecutive ones without drafts count as."""
+
+ALONE = 8
+"""Rounds of one cell in a row after which only the pace learns from more of them."""
 
 MOVED = 0.03
 """By what share a cell's mean moves before the tables are read again."""
@@ -156,6 +161,10 @@ class Surface:
         if cell.has_moved():
             self._moves[rows] = self._moves.get(rows, 0) + 1
 
+    def confirm(self, rows: int, length: int, now: int) -> None:
+        """Takes a round that says nothing new of its cell."""
+        self._cells[rows][length].measured = now
+
     def moves(self, rows: int) -> int:
         """How often a cell of this many rows has moved: what is read stays the same, but for the
         line and the weights, as long as this number does."""
@@ -262,6 +271,8 @@ class RoundCosts:
         self._curves: dict[tuple[int, Sequence[int]], tuple[int, int, list[float]]] = {}
         self._single_step = -_REREAD, 0.0
         self._pace = Pace()
+        self._kind: tuple[int, int, int] | None = None
+        self._alone = 0
         self.now = 0
 
     @property
@@ -302,14 +313,19 @@ class RoundCosts:
         width = length if width is None else width
         if behind <= _AS_USUAL and not changes:
             self._follow(rows, length, width, total)
-        pace = self._pace.now
+        alone, pace = self._runs_alone(rows, length, width, 1), self._pace.now
         draft, total = draft / pace, total / pace
-        self._rest.observe(rows, width, max(total - draft, 0.0), self.now, at_most=changes)
+        if alone:
+            self._rest.confirm(rows, width, self.now)
+        else:
+            self._rest.observe(rows, width, max(total - draft, 0.0), self.now, at_most=changes)
         if not length or not draft:
             return
         if behind > _AS_USUAL:
             drafting = length * self._steps(rows, [length])[0]
             self.observe_reading(rows, behind, max(draft - drafting, 0.0) * pace)
+        elif alone:
+            self._step.confirm(rows, length, self.now)
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=changes)
 
@@ -330,7 +346,22 @@ class RoundCosts:
             num_rounds = min(len(totals), MOST_TOGETHER)
             for _ in range(num_rounds):
                 self._follow(rows, 0, 0, seconds)
+            if self._runs_alone(rows, 0, 0, len(totals)):
+                self._rest.confirm(rows, 0, self.now)
+                return
             self._rest.observe(rows, 0, seconds / self._pace.now, self.now, num_rounds=num_rounds)
+
+    def _runs_alone(self, rows: int, length: int, width: int, num_rounds: int) -> bool:
+        """Counts rounds of a cell in a row. Whether there are so many, or none of others since the
+        times of all were assumed, that they only tell the pace; a cell that was never measured
+        always learns."""
+        kind = rows, length, width
+        if kind != self._kind:
+            self._alone = ALONE if self._kind is None and self._prepared else 0
+            self._kind = kind
+        self._alone += num_rounds
+        is_known = self._rest.mean(rows, width) and (not length or self._step.mean(rows, length))
+        return self._alone > ALONE and bool(is_known)
 
     def _follow(self, rows: int, length: int, width: int, total: float) -> None:
         """Lets the pace follow a round, as far as such rounds were measured before."""

@@ -11,8 +11,8 @@ learned slowly, the pace fast:
 
 _FOLLOWED = 1 / 8
 _MOST = 2.0
-"""How often a round's seconds may be those that were expected, or the other way round: more, and
-something else delayed it."""
+"""How often a round's seconds may be those that are expected at the present pace, or the other way
+round: more, and something else delayed it."""
 
 
 class Pace:
@@ -29,5 +29,5 @@ class Pace:
 
     def follow(self, seconds: float, expected: float) -> None:
         """Takes the seconds of a round, and those that were expected at a pace of 1."""
-        ratio = min(max(seconds / expected, 1 / _MOST), _MOST)
-        self.now += _FOLLOWED * (ratio - self.now)
+        ratio = min(max(seconds / (expected * self.now), 1 / _MOST), _MOST)
+        self.now += _FOLLOWED * (ratio - 1) * self.now
