@@ -89,14 +89,10 @@ def pytest_collection_finish() -> None:
     """Leaves the modules out of the search for cyclic garbage, which would look at their million
     objects every time, and whenever a test collects garbage: up to a tenth of all time. Programs
     share precompiled headers, since the tests compile many of them; torch names such headers by
-    hashes that openssl computes. Kernels without vectors, which other processors have, compile in
-    half the time where they are optimised less."""
+    hashes that openssl computes."""
     compile_cache = sys.modules.get("outrider.runtime.executors.compile_cache")
     if compile_cache is not None and shutil.which("openssl"):
         compile_cache.PRECOMPILE_HEADERS = True  # type: ignore[attr-defined]
-    build = sys.modules.get("outrider.runtime.kernels.build")
-    if build is not None and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
-        build.OPTIMISATION = "-O1"  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     count = gc.get_freeze_count()  # walks through them, and each server and benchmark asks for it

@@ -26,9 +26,6 @@ from outrider.runtime.cached_files import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-OPTIMISATION = "-O3"
-"""Changes no result, since the compiler may neither reorder sums nor fuse products into them."""
-
 _Units = tuple[tuple[str, ...], ...]
 
 _KERNELS: _Units = (
@@ -156,7 +153,7 @@ def _flags() -> list[str]:
     here = processor()
     define = [] if here is PORTABLE else [f"-DCPU_CAPABILITY_{here.capability}"]
     return [
-        *(OPTIMISATION, "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
+        *(here.optimisation, "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
         "-ffp-contract=off",  # products and sums are fused only where the code says so
         *(f"-DCPU_CAPABILITY={here.capability}", "-DAT_PARALLEL_OPENMP=1", *define),
         f"-DOUTRIDER_TILES_FROM={here.tiles_from}",

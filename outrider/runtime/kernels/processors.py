@@ -22,6 +22,9 @@ class Processor(NamedTuple):
             pairs (``grouped_dots.h``, ``grouped_tiles.h``), if it has instructions for pairs.
         folded_from: tokens from which weights of few bits become bfloat16 for its matrix unit
             (``folded_tiles.h``), if it has one.
+        optimisation: the compiler's level. It changes no result, since the compiler may neither
+            reorder sums nor fuse products into them. Portable vectors are loops over a few numbers;
+            unrolled, they no longer fit into registers.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Processor(NamedTuple):
     tiles_from: int = 16
     groups_from: int = 6
     folded_from: int = 64
+    optimisation: str = "-O3"
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -37,7 +41,7 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf1
 _AVX512_VNNI = (*_AVX512, "-mavx512vnni")
 _AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
 
-PORTABLE = Processor("portable", "DEFAULT")
+PORTABLE = Processor("portable", "DEFAULT", optimisation="-O2")
 AVX2 = Processor("AVX2", "AVX2", _AVX2)
 AVX2_VNNI = Processor("AVX2 VNNI", "AVX2", (*_AVX2, "-mavxvnni"))
 AVX512 = Processor("AVX-512", "AVX512", _AVX512)
