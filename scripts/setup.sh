@@ -38,6 +38,7 @@ say "installing Outrider and its tools (a minute or two; log in $log)"
 PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-input --progress-bar off \
     --no-compile --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1 </dev/null \
     || fail "pip could not install the requirements"
-# pip compiles modules on one core, longer than all else takes. Some are templates, and cannot be.
+# pip would compile modules to bytecode on one core, which takes longer than the rest of its work.
+# Some files are templates that do not compile.
 "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" >>"$log" 2>&1 </dev/null || :
 say "ready"

@@ -10,7 +10,7 @@ import pytest
 from outrider.engine.governor.acceptance import PositionRates, odds_against, probability
 from outrider.engine.governor.allocation import expected_tokens
 from outrider.engine.governor.catch_up import CatchUp
-from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
+from outrider.engine.governor.costs import RoundCosts, monotone
 from outrider.engine.governor.counts import Counts
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.row_memory import RowMemory
@@ -18,6 +18,7 @@ from outrider.engine.governor.row_rates import Factor, RowRates
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources, draft_lengths
 from outrider.engine.governor.spread import Evidence, Spread
+from outrider.engine.governor.surface import HALF_LIFE, Surface, interpolated
 
 # ------------------------------------------------------------------------------------ allocation
 
@@ -180,8 +181,17 @@ def test_rounds_of_a_length_that_are_run_alone_slow_all_lengths() -> None:
     assert costs.curve(1, lengths) == pytest.approx([2 * plain, 2 * drafting], rel=0.03)
 
 
+def test_rounds_that_do_not_tell_the_pace_tell_what_their_length_costs() -> None:
+    """A draft model that read what it lacked makes a round slow, and the machine no slower."""
+    costs = RoundCosts(0.2)
+    costs.assume(1, 2, 0.2, 4.0)
+    for _ in range(40):
+        costs.observe(1, 2, 1.2, 3.2, behind=100)
+    assert costs.curve(1, (2,))[0] == pytest.approx(2.2, rel=0.05)
+
+
 def test_lengths_that_are_run_in_turn_are_told_apart() -> None:
-    """One of them is half as slow as was assumed."""
+    """One of them takes half as long as was assumed."""
     costs = RoundCosts(0.2)
     for length in (0, 3):
         costs.assume(1, length, 0.1 * length, 1.0 + length)

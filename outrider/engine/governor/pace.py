@@ -30,4 +30,4 @@ class Pace:
     def follow(self, seconds: float, expected: float) -> None:
         """Takes the seconds of a round, and those that were expected at a pace of 1."""
         ratio = min(max(seconds / (expected * self.now), 1 / _MOST), _MOST)
-        self.now += _FOLLOWED * (ratio - 1) * self.now
+        self.now *= 1 + _FOLLOWED * (ratio - 1)

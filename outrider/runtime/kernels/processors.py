@@ -5,6 +5,7 @@ A kind is what torch's CPUID look-up and ``ATEN_CPU_CAPABILITY`` leave: the narr
 Numbers of tokens were measured by ``benchmarks.wide`` on the processor named beside them.
 """
 
+import platform
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,7 @@ class Processor(NamedTuple):
         folded_from: tokens from which weights of few bits become bfloat16 for its matrix unit
             (``folded_tiles.h``), if it has one.
         optimisation: the compiler's level. It changes no result, since the compiler may neither
-            reorder sums nor fuse products into them. Portable vectors are loops over a few numbers;
-            unrolled, they no longer fit into registers.
+            reorder sums nor fuse products into them.
     """
 
     name: str
@@ -41,7 +41,11 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf1
 _AVX512_VNNI = (*_AVX512, "-mavx512vnni")
 _AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
 
-PORTABLE = Processor("portable", "DEFAULT", optimisation="-O2")
+# Where torch has no vectors for a processor, they are loops over eight numbers. With -O3 these are
+# unrolled, and the sums of several tokens no longer fit into registers. On ARM torch has vectors.
+_LOOPS = "-O3" if platform.machine() in ("aarch64", "arm64") else "-O2"
+
+PORTABLE = Processor("portable", "DEFAULT", optimisation=_LOOPS)
 AVX2 = Processor("AVX2", "AVX2", _AVX2)
 AVX2_VNNI = Processor("AVX2 VNNI", "AVX2", (*_AVX2, "-mavxvnni"))
 AVX512 = Processor("AVX-512", "AVX512", _AVX512)
