@@ -14,7 +14,9 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_UNLIMITED = 2**62
+"""In version 1, a group without a limit has the largest number of whole pages, some 2⁶³ bytes."""
 
 
 def available_bytes() -> int:
@@ -35,19 +37,21 @@ def left_in_groups(root: Path, own: str) -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "memory" if controllers else root
+        limit_file, used_file = _FILES[bool(controllers)]
         group = top / path.strip("/")
         # inside a container the path may be the host's; the group is then mounted at the top
         for folder in [group, *group.parents]:
-            yield from _left(folder)
+            limit = _read(folder / limit_file).strip()
+            if limit.isdigit() and int(limit) < _UNLIMITED:
+                yield from _left(folder, int(limit), used_file)
             if folder == top:
                 break
 
 
-def _left(folder: Path) -> Iterator[int]:
-    for limit_file, used_file in _FILES:
-        limit, used = _read(folder / limit_file).strip(), _read(folder / used_file).strip()
-        if limit.isdigit() and used.isdigit():
-            yield max(0, int(limit) - int(used) + _inactive_file(folder))
+def _left(folder: Path, limit: int, used_file: str) -> Iterator[int]:
+    used = _read(folder / used_file).strip()
+    if used.isdigit():
+        yield max(0, limit - int(used) + _inactive_file(folder))
 
 
 def _inactive_file(folder: Path) -> int:

@@ -49,6 +49,14 @@ def test_groups_of_version_1(tmp_path: Path) -> None:
     assert list(left_in_groups(tmp_path, own)) == [70 * MB]
 
 
+def test_a_group_of_version_1_without_a_limit_leaves_everything(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(f"{(2**63 - 1) // 4096 * 4096}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{450 * MB}\n")
+    assert not list(left_in_groups(tmp_path, "4:memory:/\n"))
+
+
 def test_a_group_above_its_limit_leaves_nothing(tmp_path: Path) -> None:
     group(tmp_path, 100 * MB, 120 * MB)
     assert list(left_in_groups(tmp_path, "0::/\n")) == [0]

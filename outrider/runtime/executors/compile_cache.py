@@ -49,7 +49,7 @@ from outrider.runtime.kernels import (
     kernels_are_loaded,
     truncation,
 )
-from outrider.runtime.kernels.join import JoinLinears
+from outrider.runtime.kernels.graph_passes import KernelPasses
 from outrider.runtime.kv_cache.storage import write_at
 from outrider.sampling.truncate import truncated
 from outrider.sampling.warp import distributions
@@ -208,7 +208,7 @@ def dependencies(module: nn.Module) -> list[str]:
         sys.version,
         torch.backends.cpu.get_cpu_capability(),
         processor_name(),  # the C++ compiler takes all of its instructions
-        str((uses_kernels(module), kernels_are_loaded(), _SHIMS, JoinLinears().uuid())),
+        str((uses_kernels(module), kernels_are_loaded(), _SHIMS, KernelPasses().uuid())),
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
         str([getattr(each, "widest", None) for each in module.modules()]),
@@ -255,7 +255,7 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
     if level := getattr(module, "optimisation", None):
         options["aot_inductor.compile_wrapper_opt_level"] = level
     if uses_kernels(module):
-        options["post_grad_custom_post_pass"] = JoinLinears()
+        options["post_grad_custom_post_pass"] = KernelPasses()
     if kernels_are_loaded():
         options["aot_inductor.custom_ops_to_c_shims"] = {
             getattr(torch.ops.outrider, name).default: [

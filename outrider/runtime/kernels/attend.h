@@ -3,8 +3,9 @@
 // Every query token has a list of the slots that it attends to, and all its sums run over that list
 // in order, so hidden slots change no bit, wherever they are. Keys and values are read once for all
 // query tokens and heads of a group: at the beginning of the lists, where all tokens attend to the
-// same slots, a block of them is converted and turned once, and multiplied by several queries at a
-// time (``SharedSlots``). The sums are the same, bit for bit.
+// same slots, a block of them is converted once for all queries (``SharedSlots``). The sums are the
+// same, bit for bit. Blocks are asked for before they are needed, since a processor that reads rows
+// of several slots at once does not see that they lie one after the other.
 
 #pragma once
 
@@ -23,25 +24,21 @@ namespace outrider {
 
 constexpr int64_t kQueries = 8;  // query tokens whose scores are kept at once
 constexpr int64_t kSlots = 64;   // slots whose values stay in the cache
-constexpr int64_t kSharing = 3;  // queries from which it pays to turn the keys
+constexpr int64_t kKeysAhead = 2 * kLanes;  // slots from a key that is read to one asked for
+constexpr int64_t kSharing = 3;  // queries from which it pays to convert a block for all
 constexpr float kHidden = std::numeric_limits<float>::lowest() / 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Scalar products of a query with the keys at kLanes slots.
+// Scalar products of a query with kLanes keys.
 template <typename T>
-inline V products(const float* query, const T* keys, int64_t stride, const int32_t* slots,
-                  int64_t C) {
-  const T* rows[kLanes];
+inline V products(const float* query, const std::array<const T*, kLanes>& keys, int64_t C) {
   V sums[kLanes];
-  for (int64_t i = 0; i < kLanes; i++) {
-    rows[i] = keys + slots[i] * stride;
-    sums[i] = V(0.f);
-  }
+  for (V& each : sums) each = V(0.f);
   int64_t c = 0;
   for (; c + kLanes <= C; c += kLanes) {
     const V inputs = V::loadu(query + c);
     for (int64_t i = 0; i < kLanes; i++)
-      sums[i] = at::vec::fmadd(inputs, load(rows[i] + c), sums[i]);
+      sums[i] = at::vec::fmadd(inputs, load(keys[i] + c), sums[i]);
   }
   float lanes[kLanes * kLanes], turned[kLanes * kLanes];
   for (int64_t i = 0; i < kLanes; i++) sums[i].store(lanes + i * kLanes);
@@ -53,7 +50,7 @@ inline V products(const float* query, const T* keys, int64_t stride, const int32
   sums[0].store(lanes);
   for (int64_t i = 0; i < kLanes; i++)
     for (int64_t rest = c; rest < C; rest++)
-      lanes[i] += query[rest] * static_cast<float>(rows[i][rest]);
+      lanes[i] += query[rest] * static_cast<float>(keys[i][rest]);
   return V::loadu(lanes);
 }
 
@@ -86,11 +83,14 @@ inline void add_all(float* to, const float* weights, const T* values, int64_t st
       to[d] += weights[i] * static_cast<float>(values[slots[i] * stride + d]);
 }
 
-// Queries whose sums for a block of slots fit into the registers.
+// Queries whose sums for a block of slots fit into the registers, and whether the shared keys of a
+// block are turned, so that several queries are multiplied at a time, or the sums of each query.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kTogether = 4;
+constexpr bool kTurnsKeys = true;
 #else
 constexpr int kTogether = 2;
+constexpr bool kTurnsKeys = false;
 #endif
 
 // Scalar products of Q queries with kLanes turned keys: the parts of them that lanes First,
@@ -113,47 +113,76 @@ inline __attribute__((always_inline)) std::array<V, Q> turned_products(
   return sums;
 }
 
-// Adds weighted values to R vectors of each of Q results, in the order of add().
-template <int Q, int R>
+// Adds weighted values to R vectors of each of Q results, in the order of add(); `row` gives the
+// values of a slot.
+template <int Q, int R, typename F>
 inline void add_together(const std::array<float*, Q>& to, const std::array<const float*, Q>& weights,
-                         const float* values, int64_t stride, int64_t count) {
+                         const F& row, int64_t count) {
   V sums[Q][R];
   for (int i = 0; i < Q; i++)
     for (int r = 0; r < R; r++) sums[i][r] = V::loadu(to[i] + r * kLanes);
   for (int64_t s = 0; s < count; s++) {
-    V row[R];
-    for (int r = 0; r < R; r++) row[r] = V::loadu(values + s * stride + r * kLanes);
+    const float* from = row(s);
+    V values[R];
+    for (int r = 0; r < R; r++) values[r] = V::loadu(from + r * kLanes);
     for (int i = 0; i < Q; i++) {
       const V weight(weights[i][s]);
-      for (int r = 0; r < R; r++) sums[i][r] = at::vec::fmadd(weight, row[r], sums[i][r]);
+      for (int r = 0; r < R; r++) sums[i][r] = at::vec::fmadd(weight, values[r], sums[i][r]);
     }
   }
   for (int i = 0; i < Q; i++)
     for (int r = 0; r < R; r++) sums[i][r].store(to[i] + r * kLanes);
 }
 
-// Slots that all query tokens of a block attend to; C and D are whole vectors.
+// The keys or values of a block of slots.
 template <typename T>
-struct SharedSlots {
-  const T* rows;
+struct Rows {
+  const T* first;
   int64_t stride;
   const int32_t* slots;
 
-  // The keys of kLanes slots as floats, (C, kLanes).
-  void turn(int64_t C, float* to) const {
-    float straight[kLanes * kLanes];
-    for (int64_t c = 0; c < C; c += kLanes) {
-      for (int64_t i = 0; i < kLanes; i++)
-        load(rows + slots[i] * stride + c).store(straight + i * kLanes);
-      at::vec::transpose_mxn<float, kLanes, kLanes>(straight, kLanes, to + c * kLanes, kLanes);
-    }
+  const T* at(int64_t i) const { return first + slots[i] * stride; }
+
+  Rows from(int64_t i) const { return {first, stride, slots + i}; }
+
+  // Asks for rows `begin` to `end` of the first `count`, which are `width` numbers each.
+  void fetch(int64_t begin, int64_t end, int64_t count, int64_t width) const {
+    constexpr int64_t line = 64 / sizeof(T);
+    for (int64_t i = begin; i < std::min(end, count); i++)
+      for (int64_t c = 0; c < width; c += line) __builtin_prefetch(at(i) + c);
+  }
+};
+
+// Rows of slots that all query tokens of a block attend to, as floats; `width` is whole vectors.
+template <typename T>
+struct SharedSlots {
+  Rows<T> rows;
+  int64_t width;
+  float* block;  // where they are converted
+
+  // Converts `count` rows.
+  void widen(int64_t count) const {
+    if constexpr (!std::is_same_v<T, float>)
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t c = 0; c < width; c += kLanes)
+          load(rows.at(i) + c).store(block + i * width + c);
   }
 
-  // The values of `count` slots as floats, (count, D).
-  void widen(int64_t count, int64_t D, float* to) const {
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t d = 0; d < D; d += kLanes)
-        load(rows + slots[i] * stride + d).store(to + i * D + d);
+  // A row, once it is converted.
+  const float* row(int64_t i) const {
+    if constexpr (std::is_same_v<T, float>)
+      return rows.at(i);
+    else
+      return block + i * width;
+  }
+
+  // Converts kLanes rows and turns them: (width, kLanes).
+  void turn() const {
+    float straight[kLanes * kLanes];
+    for (int64_t c = 0; c < width; c += kLanes) {
+      for (int64_t i = 0; i < kLanes; i++) load(rows.at(i) + c).store(straight + i * kLanes);
+      at::vec::transpose_mxn<float, kLanes, kLanes>(straight, kLanes, block + c * kLanes, kLanes);
+    }
   }
 };
 
@@ -280,20 +309,40 @@ struct Attention {
       const V bias = V::loadu(biases + r / group * room + s);
       at::vec::fmadd(product, V(scale), bias).store(scores + r * room + s);
     };
+    // a block's queries ask for equal parts of the next block
+    const int64_t keys_each = (kLanes + num - 1) / num, values_each = (kSlots + num - 1) / num;
     for (int64_t s = 0; s < common; s += kLanes) {
-      SharedSlots<T>{keys, k.stride(2), slots + s}.turn(C, block);
-      by_several(num, [&](auto several, int64_t r) {
-        std::array<const float*, several> rows;
-        for (int i = 0; i < several; i++) rows[i] = queries + (r + i) * C;
-        const auto found = turned_products<several>(rows, block, C);
-        for (int i = 0; i < several; i++) score(r + i, s, found[i]);
-      });
+      const SharedSlots<T> here{Rows<T>{keys, k.stride(2), slots + s}, C, block};
+      const Rows<T> ahead = here.rows.from(kKeysAhead);
+      const int64_t more = s + kKeysAhead < common ? kLanes : 0;
+      if constexpr (kTurnsKeys) {
+        here.turn();
+        by_several(num, [&](auto several, int64_t r) {
+          ahead.fetch(r * keys_each, (r + several) * keys_each, more, C);
+          std::array<const float*, several> rows;
+          for (int i = 0; i < several; i++) rows[i] = queries + (r + i) * C;
+          const auto found = turned_products<several>(rows, block, C);
+          for (int i = 0; i < several; i++) score(r + i, s, found[i]);
+        });
+      } else {
+        here.widen(kLanes);
+        std::array<const float*, kLanes> rows;
+        for (int64_t i = 0; i < kLanes; i++) rows[i] = here.row(i);
+        for (int64_t r = 0; r < num; r++) {
+          ahead.fetch(r * keys_each, (r + 1) * keys_each, more, C);
+          score(r, s, products(queries + r * C, rows, C));
+        }
+      }
     }
     for (int64_t s = common; s < most; s += kLanes)
       for (int64_t r = 0; r < num; r++)
         if (s < seen[r / group]) {
-          const int32_t* listed = slots + r / group * room + s;
-          score(r, s, products(queries + r * C, keys, k.stride(2), listed, C));
+          const Rows<T> here{keys, k.stride(2), slots + r / group * room + s};
+          if (r % group == 0 && s + kKeysAhead < seen[r / group])
+            here.from(kKeysAhead).fetch(0, kLanes, kLanes, C);
+          std::array<const T*, kLanes> rows;
+          for (int64_t i = 0; i < kLanes; i++) rows[i] = here.at(i);
+          score(r, s, products(queries + r * C, rows, C));
         }
 
     for (int64_t r = 0; r < num; r++) {
@@ -303,8 +352,14 @@ struct Attention {
 
     for (int64_t s = 0; s < common; s += kSlots) {
       const int64_t left = std::min(kSlots, common - s);
-      SharedSlots<T>{values, v.stride(2), slots + s}.widen(left, D, block);
-      by_several(num, [&](auto several, int64_t r) { add_block<several>(r, s, left, scratch); });
+      const SharedSlots<T> here{Rows<T>{values, v.stride(2), slots + s}, D, block};
+      const Rows<T> ahead = here.rows.from(kSlots);
+      const int64_t more = std::clamp<int64_t>(common - s - kSlots, 0, kSlots);
+      here.widen(left);
+      by_several(num, [&](auto several, int64_t r) {
+        ahead.fetch(r * values_each, (r + several) * values_each, more, D);
+        add_block<several>(r, s, left, here, scratch);
+      });
     }
     for (int64_t s = common; s < most; s += kSlots)
       for (int64_t r = 0; r < num; r++) {
@@ -331,18 +386,20 @@ struct Attention {
 
   // Adds the values of a block of common slots, from s on, to the results of Q queries from r on.
   template <int Q>
-  void add_block(int64_t r, int64_t s, int64_t count, Scratch& scratch) const {
+  void add_block(int64_t r, int64_t s, int64_t count, const SharedSlots<T>& values,
+                 Scratch& scratch) const {
     std::array<float*, Q> to;
     std::array<const float*, Q> weights;
     for (int i = 0; i < Q; i++) {
       to[i] = scratch.results.data() + (r + i) * D;
       weights[i] = scratch.scores.data() + (r + i) * room + s;
     }
-    const float* values = scratch.block.data();
+    int64_t d = 0;
     auto add = [&](auto vectors) {
-      add_together<Q, vectors>(to, weights, values, D, count);
+      add_together<Q, vectors>(
+          to, weights, [&](int64_t i) { return values.row(i) + d; }, count);
       for (float*& each : to) each += vectors * kLanes;
-      values += vectors * kLanes;
+      d += vectors * kLanes;
     };
     int64_t left = D / kLanes;
     for (; left >= 4; left -= 4) add(std::integral_constant<int, 4>());

@@ -35,7 +35,8 @@ TORCH_LIBRARY(outrider, library) {
   library.def(
       "linears(Tensor x, Tensor[] weights, Tensor[] biases, int[] outputs, int widest) -> Tensor");
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale, "
-              "int widest=9223372036854775807) -> Tensor");
+              "int widest=9223372036854775807) -> Tensor",
+              {at::Tag::flexible_layout});  // else programs compute the mask in each layer
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
   library.def("pack_groups(Tensor values, Tensor scale, Tensor? offset, int bits) -> Tensor");
