@@ -4,8 +4,9 @@ is compiled. The results are the same, bit for bit.
 - Linear layers with the same input are joined into one call, as the query, key and value
   projections, or gate and up. A call costs some ten microseconds whatever it computes, which for
   small models is as long as the computation.
-- The cosines and sines of rotary embedding are computed by our kernel, and so once. The compiler
-  takes them for cheap, and computes them anew for each head of each layer.
+- The cosines and sines of rotary embedding that several layers read are computed by our kernel,
+  and so once. The compiler takes them for cheap, and computes them anew for each head of each
+  layer.
 """
 
 from typing import Any, cast
@@ -13,6 +14,10 @@ from typing import Any, cast
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+
+_READS_OF_A_LAYER = 2
+"""A layer reads cosines and sines for its queries and for its keys."""
 
 
 class KernelPasses(CustomGraphPass):
@@ -42,14 +47,23 @@ def join_linears(graph: fx.Graph) -> None:
 
 
 def compute_angles_once(graph: fx.Graph) -> None:
-    """Computes cosines and sines in float32 by our kernel, whose result is stored."""
+    """Computes cosines and sines in float32 by our kernel, whose result is stored, where several
+    layers read them. For one layer a call takes longer than computing them for each head."""
     ours = {
         torch.ops.aten.cos.default: torch.ops.outrider.cos.default,
         torch.ops.aten.sin.default: torch.ops.outrider.sin.default,
     }
     for node in graph.nodes:
         if node.target in ours and node.meta["val"].dtype == torch.float32:
-            node.target = ours[node.target]
+            if _num_reads(node) > _READS_OF_A_LAYER:
+                node.target = ours[node.target]
+
+
+def _num_reads(node: fx.Node) -> int:
+    """How many nodes read a value, or what is computed from it alone."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+    return len(node.users)
 
 
 def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[Any]) -> None:
