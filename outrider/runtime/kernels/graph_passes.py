@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-
 _READS_OF_A_LAYER = 2
 """A layer reads cosines and sines for its queries and for its keys."""
 
@@ -54,9 +53,10 @@ def compute_angles_once(graph: fx.Graph) -> None:
         torch.ops.aten.sin.default: torch.ops.outrider.sin.default,
     }
     for node in graph.nodes:
-        if node.target in ours and node.meta["val"].dtype == torch.float32:
-            if _num_reads(node) > _READS_OF_A_LAYER:
-                node.target = ours[node.target]
+        if node.target not in ours or node.meta["val"].dtype != torch.float32:
+            continue
+        if _num_reads(node) > _READS_OF_A_LAYER:
+            node.target = ours[node.target]
 
 
 def _num_reads(node: fx.Node) -> int:
