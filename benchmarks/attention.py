@@ -4,11 +4,11 @@
         [--contexts 300 1024 4096] [--dtypes float32 bfloat16] [--between 4] [--turns 11]
 
 The layers of a model take turns, and before each one so many megabytes of other memory are read as
-those of its weights, so that keys and values come from where a model finds them. In every turn, one
-after the other: our kernel, torch's ``scaled_dot_product_attention`` with the mask and keys that
-heads share, and the sum of as many bytes, which nothing that reads keys and values is much faster
-than. With one thread, times are those that the processor spent on this process; with more they are
-wall-clock times. Medians over the turns. Writes JSON and Markdown.
+those of its weights, so that keys and values are in the same cache, or in memory, as in a model. In
+every turn, one after the other: our kernel, torch's ``scaled_dot_product_attention`` with the mask
+and with keys that heads share, and the sum of as many bytes, about the least time that reading keys
+and values takes. With one thread, times are those that the processor spent on this process; with
+more they are wall-clock times. Medians over the turns. Writes JSON and Markdown.
 """
 
 import time
@@ -24,10 +24,9 @@ from benchmarks import page
 from outrider.lab.metadata import command_line
 from outrider.runtime.attention_metadata import chain_mask
 from outrider.runtime.kernels.build import load_kernels
+from outrider.runtime.kernels.layers import FEW_QUERIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WIDEST = 16
-"""Most query tokens of a row that are computed one at a time, as ``use_kernels`` has it."""
 
 
 class Shape(NamedTuple):
@@ -63,7 +62,9 @@ def measured(
     bytes_read = torch.ones(shape.layers, 2 * keys[0].nbytes // 4)
 
     def ours(i: int) -> Tensor:
-        found: Tensor = torch.ops.outrider.attend(query, keys[i], values[i], mask, scale, WIDEST)
+        found: Tensor = torch.ops.outrider.attend(
+            query, keys[i], values[i], mask, scale, FEW_QUERIES
+        )
         return found
 
     def torchs(i: int) -> Tensor:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
+_VERSION_2 = "memory.max", "memory.current"
 _UNLIMITED = 2**62
 """In version 1, a group without a limit has the largest number of whole pages, some 2⁶³ bytes."""
 
@@ -37,7 +38,7 @@ def left_in_groups(root: Path, own: str) -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "memory" if controllers else root
-        limit_file, used_file = _FILES[bool(controllers)]
+        limit_file, used_file = _VERSION_1 if controllers else _VERSION_2
         group = top / path.strip("/")
         # inside a container the path may be the host's; the group is then mounted at the top
         for folder in [group, *group.parents]:

@@ -4,8 +4,8 @@
 // in order, so hidden slots change no bit, wherever they are. Keys and values are read once for all
 // query tokens and heads of a group: at the beginning of the lists, where all tokens attend to the
 // same slots, a block of them is converted once for all queries (``SharedSlots``). The sums are the
-// same, bit for bit. Blocks are asked for before they are needed, since a processor that reads rows
-// of several slots at once does not see that they lie one after the other.
+// same, bit for bit. Later blocks are prefetched, since hardware prefetchers do not recognise a
+// stream in rows of several slots that are read a vector at a time.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace outrider {
 
 constexpr int64_t kQueries = 8;  // query tokens whose scores are kept at once
 constexpr int64_t kSlots = 64;   // slots whose values stay in the cache
-constexpr int64_t kKeysAhead = 2 * kLanes;  // slots from a key that is read to one asked for
+constexpr int64_t kKeysAhead = 2 * kLanes;  // slots by which keys are prefetched ahead
 constexpr int64_t kSharing = 3;  // queries from which it pays to convert a block for all
 constexpr float kHidden = std::numeric_limits<float>::lowest() / 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -40,10 +40,10 @@ inline V products(const float* query, const std::array<const T*, kLanes>& keys, 
     for (int64_t i = 0; i < kLanes; i++)
       sums[i] = at::vec::fmadd(inputs, load(keys[i] + c), sums[i]);
   }
-  float lanes[kLanes * kLanes], turned[kLanes * kLanes];
+  float lanes[kLanes * kLanes], transposed[kLanes * kLanes];
   for (int64_t i = 0; i < kLanes; i++) sums[i].store(lanes + i * kLanes);
-  at::vec::transpose_mxn<float, kLanes, kLanes>(lanes, kLanes, turned, kLanes);
-  for (int64_t i = 0; i < kLanes; i++) sums[i] = V::loadu(turned + i * kLanes);
+  at::vec::transpose_mxn<float, kLanes, kLanes>(lanes, kLanes, transposed, kLanes);
+  for (int64_t i = 0; i < kLanes; i++) sums[i] = V::loadu(transposed + i * kLanes);
   for (int64_t half = kLanes / 2; half; half /= 2)
     for (int64_t i = 0; i < half; i++) sums[i] = sums[i] + sums[i + half];
   if (c == C) return sums[0];
@@ -84,30 +84,31 @@ inline void add_all(float* to, const float* weights, const T* values, int64_t st
 }
 
 // Queries whose sums for a block of slots fit into the registers, and whether the shared keys of a
-// block are turned, so that several queries are multiplied at a time, or the sums of each query.
+// block are transposed, so that several queries are multiplied at a time. Otherwise the sums of each
+// query are.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kTogether = 4;
-constexpr bool kTurnsKeys = true;
+constexpr bool kTransposesKeys = true;
 #else
 constexpr int kTogether = 2;
-constexpr bool kTurnsKeys = false;
+constexpr bool kTransposesKeys = false;
 #endif
 
-// Scalar products of Q queries with kLanes turned keys: the parts of them that lanes First,
+// Scalar products of Q queries with kLanes transposed keys: the parts of them that lanes First,
 // First + Stride, … of products() add up, in its order.
 template <int Q, int First = 0, int Stride = 1>
-inline __attribute__((always_inline)) std::array<V, Q> turned_products(
-    const std::array<const float*, Q>& queries, const float* turned, int64_t C) {
+inline __attribute__((always_inline)) std::array<V, Q> transposed_products(
+    const std::array<const float*, Q>& queries, const float* transposed, int64_t C) {
   std::array<V, Q> sums;
   if constexpr (Stride == kLanes) {
     sums.fill(V(0.f));
     for (int64_t c = First; c < C; c += kLanes) {
-      const V keys = V::loadu(turned + c * kLanes);
+      const V keys = V::loadu(transposed + c * kLanes);
       for (int i = 0; i < Q; i++) sums[i] = at::vec::fmadd(V(queries[i][c]), keys, sums[i]);
     }
   } else {
-    sums = turned_products<Q, First, 2 * Stride>(queries, turned, C);
-    const auto more = turned_products<Q, First + Stride, 2 * Stride>(queries, turned, C);
+    sums = transposed_products<Q, First, 2 * Stride>(queries, transposed, C);
+    const auto more = transposed_products<Q, First + Stride, 2 * Stride>(queries, transposed, C);
     for (int i = 0; i < Q; i++) sums[i] = sums[i] + more[i];
   }
   return sums;
@@ -145,8 +146,8 @@ struct Rows {
 
   Rows from(int64_t i) const { return {first, stride, slots + i}; }
 
-  // Asks for rows `begin` to `end` of the first `count`, which are `width` numbers each.
-  void fetch(int64_t begin, int64_t end, int64_t count, int64_t width) const {
+  // Prefetches rows `begin` to `end` of the first `count`, which are `width` numbers each.
+  void prefetch(int64_t begin, int64_t end, int64_t count, int64_t width) const {
     constexpr int64_t line = 64 / sizeof(T);
     for (int64_t i = begin; i < std::min(end, count); i++)
       for (int64_t c = 0; c < width; c += line) __builtin_prefetch(at(i) + c);
@@ -176,8 +177,8 @@ struct SharedSlots {
       return block + i * width;
   }
 
-  // Converts kLanes rows and turns them: (width, kLanes).
-  void turn() const {
+  // Converts kLanes rows and transposes them: (width, kLanes).
+  void transpose() const {
     float straight[kLanes * kLanes];
     for (int64_t c = 0; c < width; c += kLanes) {
       for (int64_t i = 0; i < kLanes; i++) load(rows.at(i) + c).store(straight + i * kLanes);
@@ -309,19 +310,19 @@ struct Attention {
       const V bias = V::loadu(biases + r / group * room + s);
       at::vec::fmadd(product, V(scale), bias).store(scores + r * room + s);
     };
-    // a block's queries ask for equal parts of the next block
+    // each query prefetches an equal part of a later block
     const int64_t keys_each = (kLanes + num - 1) / num, values_each = (kSlots + num - 1) / num;
     for (int64_t s = 0; s < common; s += kLanes) {
       const SharedSlots<T> here{Rows<T>{keys, k.stride(2), slots + s}, C, block};
       const Rows<T> ahead = here.rows.from(kKeysAhead);
       const int64_t more = s + kKeysAhead < common ? kLanes : 0;
-      if constexpr (kTurnsKeys) {
-        here.turn();
+      if constexpr (kTransposesKeys) {
+        here.transpose();
         by_several(num, [&](auto several, int64_t r) {
-          ahead.fetch(r * keys_each, (r + several) * keys_each, more, C);
+          ahead.prefetch(r * keys_each, (r + several) * keys_each, more, C);
           std::array<const float*, several> rows;
           for (int i = 0; i < several; i++) rows[i] = queries + (r + i) * C;
-          const auto found = turned_products<several>(rows, block, C);
+          const auto found = transposed_products<several>(rows, block, C);
           for (int i = 0; i < several; i++) score(r + i, s, found[i]);
         });
       } else {
@@ -329,7 +330,7 @@ struct Attention {
         std::array<const float*, kLanes> rows;
         for (int64_t i = 0; i < kLanes; i++) rows[i] = here.row(i);
         for (int64_t r = 0; r < num; r++) {
-          ahead.fetch(r * keys_each, (r + 1) * keys_each, more, C);
+          ahead.prefetch(r * keys_each, (r + 1) * keys_each, more, C);
           score(r, s, products(queries + r * C, rows, C));
         }
       }
@@ -339,7 +340,7 @@ struct Attention {
         if (s < seen[r / group]) {
           const Rows<T> here{keys, k.stride(2), slots + r / group * room + s};
           if (r % group == 0 && s + kKeysAhead < seen[r / group])
-            here.from(kKeysAhead).fetch(0, kLanes, kLanes, C);
+            here.from(kKeysAhead).prefetch(0, kLanes, kLanes, C);
           std::array<const T*, kLanes> rows;
           for (int64_t i = 0; i < kLanes; i++) rows[i] = here.at(i);
           score(r, s, products(queries + r * C, rows, C));
@@ -357,7 +358,7 @@ struct Attention {
       const int64_t more = std::clamp<int64_t>(common - s - kSlots, 0, kSlots);
       here.widen(left);
       by_several(num, [&](auto several, int64_t r) {
-        ahead.fetch(r * values_each, (r + several) * values_each, more, D);
+        ahead.prefetch(r * values_each, (r + several) * values_each, more, D);
         add_block<several>(r, s, left, here, scratch);
       });
     }

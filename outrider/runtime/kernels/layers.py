@@ -28,7 +28,7 @@ from outrider.runtime.kernels.grouped import GroupedLinear
 NARROW = 32
 """Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
 
-_QUERIES = 16
+FEW_QUERIES = 16
 """Most query tokens of a row whose attention is computed one token at a time (``attend.h``); fewer
 where a matrix unit multiplies bfloat16 (``attend_wide.h``)."""
 
@@ -227,7 +227,7 @@ def _attention(widest: int) -> Any:
 
 
 for _widest, _name in _NAMES.items():
-    AttentionInterface.register(_name, _attention(_ANY if _widest == _ANY else _QUERIES))
+    AttentionInterface.register(_name, _attention(_ANY if _widest == _ANY else FEW_QUERIES))
     AttentionMaskInterface.register(_name, eager_mask)  # else it gets no mask
 
 
