@@ -120,6 +120,12 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=4, help="megabytes read before a layer")
     parser.add_argument("--turns", type=int, default=11)
     options = parser.parse_args()
+    for name in ("heads", "width", "layers", "tokens", "contexts", "turns"):
+        asked = getattr(options, name)
+        if min(asked if isinstance(asked, Sequence) else [asked]) < 1:
+            parser.error(f"--{name}: expected numbers of at least 1, got {asked}")
+    if options.between < 0:
+        parser.error(f"--between: expected at least 0 megabytes, got {options.between:g}")
     if options.heads[0] % options.heads[1]:
         parser.error(f"--heads {options.heads[0]} {options.heads[1]}: queries share keys equally")
     if min(options.contexts) < max(options.tokens):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.attention import DTYPES, Shape, markdown, measured
+from benchmarks.attention import DTYPES, Shape, main, markdown, measured
 from benchmarks.page import about
 from outrider.runtime.kernels import build
 
@@ -24,3 +24,25 @@ def test_the_page_has_the_ratios() -> None:
     page = markdown({"about": where, "rows": [row]})
     assert "30 layers of 9 heads of queries and 3 of keys and values, 64 wide" in page
     assert "| float32 | 300 | 5 | 2.00 | 5.00 | 2.50 | 0.50 |" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--layers", "0"], "--layers"),
+        (["--tokens", "5", "0"], "--tokens"),
+        (["--heads", "4", "0"], "--heads"),
+        (["--between", "-1"], "--between"),
+        (["--contexts", "3", "--tokens", "4"], "--contexts 3"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(
+    given: list[str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["attention", *given])
+    with pytest.raises(SystemExit):
+        main()
+    assert named in capsys.readouterr().err.splitlines()[-1]
