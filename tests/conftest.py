@@ -1,6 +1,7 @@
 """All tests run offline, on one thread, and with a fixed seed."""
 
 import gc
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+
+# pytest 9.2 gives its handlers to loggers that do not propagate, too. With a handler, torch writes
+# down every symbol, guard and graph of what it traces and compiles: a twentieth of tracing.
+_trace_log: Any = logging.getLogger("torch.__trace")
+_trace_log.addHandler = lambda _: None
+_trace_log.handlers.clear()
 
 torch.set_num_threads(1)
 gc.set_threshold(20_000)  # from 700: tracing makes millions of objects that stay

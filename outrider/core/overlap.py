@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.loop_operator import LoopState
 from outrider.core.protocols import NodeDistributions
 from outrider.core.reductions import any_of
-from outrider.core.repeat import LoopState, repeat_while
+from outrider.core.repeat import repeat_while
 from outrider.core.round import Overlap
 from outrider.core.walk import at_node
 

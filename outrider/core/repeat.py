@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop
 
+from outrider.core.loop_operator import LoopState, is_dry_run, loop_operator
 from outrider.core.recording import CaptureError, is_captured, is_recorded
-
-LoopState = tuple[Tensor, ...]
 
 
 def repeat_while(
@@ -45,9 +43,11 @@ def repeat_while(
         for _ in range(at_most):
             state = apply_if(goes_on(*state), step, state)
         return state
+    if is_dry_run():
+        goes_on(*state)
+        return step(*state)
     if torch.compiler.is_compiling():
-        found: LoopState = while_loop(goes_on, step, state)  # type: ignore[no-untyped-call]
-        return found
+        return loop_operator(goes_on, step, state)
     while goes_on(*state):
         state = step(*state)
     return state

@@ -21,10 +21,11 @@ from outrider.core.chain import cached_arange, chain_tensors
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
+from outrider.core.loop_operator import LoopState
 from outrider.core.protocols import NodeDistributions
 from outrider.core.recording import is_recorded
 from outrider.core.reductions import any_of
-from outrider.core.repeat import LoopState, apply_if, repeat_while
+from outrider.core.repeat import apply_if, repeat_while
 from outrider.core.rng import Role, Stream
 
 LOOPS_FROM = 4096

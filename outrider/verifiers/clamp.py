@@ -25,7 +25,7 @@ Legend: R rows to solve, V vocabulary, G groups of tokens in ascending order of 
 of ρ, Z tokens with mass in both distributions; a leading dimension of 2 is for A and B.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -230,15 +230,15 @@ def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
     """
     both_RV = (P_RV > 0) & (Q_RV > 0)
     count_R = both_RV.sum(1)
-    most = int(count_R.max())
+    most: Any = count_R.max().item()  # a symbol in a program that is being traced
     if not is_recorded() and 4 * most > P_RV.shape[1]:  # sorting costs less
         return P_RV, Q_RV
     row_Z, token_Z = both_RV.nonzero(as_tuple=True)
     first_R = count_R.cumsum(0) - count_R
-    slot_Z = torch.arange(len(row_Z), device=row_Z.device) - first_R[row_Z]
+    slot_Z = torch.arange(row_Z.shape[0], device=row_Z.device) - first_R[row_Z]
     groups = []
     for own_RV, other_RV in ((P_RV, Q_RV), (Q_RV, P_RV)):
-        kept_RZ = own_RV.new_zeros(len(count_R), most)
+        kept_RZ = own_RV.new_zeros(count_R.shape[0], most)
         kept_RZ[row_Z, slot_Z] = own_RV[row_Z, token_Z]
         alone_R1 = torch.where(other_RV > 0, 0.0, own_RV).sum(1, keepdim=True)
         groups.append((alone_R1, kept_RZ))

@@ -75,8 +75,9 @@ def zoom(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, budget: float) -> t
     is_near_RV = from_A_RV.mul_(from_B_RV) == 0
     row_Z, token_Z = is_near_RV.nonzero(as_tuple=True)
     count_R = is_near_RV.sum(1)
-    slot_Z = torch.arange(len(row_Z), device=row_Z.device) - (count_R.cumsum(0) - count_R)[row_Z]
-    near_2RZ = p_RV.new_zeros(2, R, int(count_R.max()))
+    first_R = count_R.cumsum(0) - count_R
+    slot_Z = torch.arange(row_Z.shape[0], device=row_Z.device) - first_R[row_Z]
+    near_2RZ = p_RV.new_zeros(2, R, count_R.max().item())
     for x_RV, near_RZ in zip((p_RV, q_RV), near_2RZ, strict=True):
         near_RZ[row_Z, slot_Z] = x_RV[row_Z, token_Z]
     near_2RZ /= total_2R1

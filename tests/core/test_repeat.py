@@ -13,9 +13,10 @@ from torch import Tensor
 from toy_trees import stream
 
 from outrider.core import Draft, at_node, race, walk_tree
+from outrider.core.loop_operator import LoopState
 from outrider.core.overlap import overlap_down
 from outrider.core.recording import CaptureError, capturing
-from outrider.core.repeat import LoopState, narrow, repeat_while
+from outrider.core.repeat import apply_if, narrow, repeat_while
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, module: str) -> list[tuple[int, int]]:
@@ -57,6 +58,46 @@ def test_captured_loops_stop_where_eager_ones_do() -> None:
 def test_loops_without_a_bound_are_not_captured() -> None:
     with capturing(), pytest.raises(CaptureError, match="unknown length"):
         repeat_while(lambda x: x > 1, lambda x: (x / 2,), (torch.tensor(4.0),))
+
+
+class Loops(torch.nn.Module):
+    """Loops within loops, which read tensors from outside: an input, a result of it that only the
+    condition reads, one that only the inner loop reads, a constant, and one's size alone; their
+    steps have intermediate results whose sizes depend on numbers."""
+
+    def forward(self, x_B: Tensor, most_1: Tensor, step_N: Tensor) -> Tensor:
+        limit_1, factor_1 = most_1 + 1, most_1 * 0.25
+        size = step_N.shape[0]
+
+        def nears(x_B: Tensor) -> Tensor:
+            return (x_B.max() < limit_1)[0]
+
+        def grown(x_B: Tensor) -> tuple[Tensor]:
+            small_Z = (x_B < 2).nonzero()
+            x_B = x_B + small_Z.shape[0] + size + ONE
+            return apply_if((x_B > 4).any(), lambda x: (x + factor_1,), (x_B,))
+
+        return repeat_while(nears, grown, (x_B,))[0]
+
+
+ONE = torch.tensor(1.0)
+
+
+def test_traced_loops_read_tensors_from_outside() -> None:
+    """For other numbers and sizes than those of the examples; also after none and one of the
+    steps."""
+    rows, size = torch.export.Dim("rows"), torch.export.Dim("size")
+    example = torch.rand(3), torch.tensor([9.0]), torch.zeros(4)
+    with torch.no_grad():
+        program = torch.export.export(
+            Loops(), example, dynamic_shapes=({0: rows}, None, {0: size}), strict=False
+        )
+    operator = torch.ops.higher_order.while_loop
+    (loop,) = (node for node in program.graph.nodes if node.target is operator)
+    assert [str(each) for each in loop.args[3]] == ["add", "mul", "sym_size_int_1"]
+    for num, most, others in ((1, 30.0, 2), (5, 7.0, 3), (4, -9.0, 2), (2, 0.5, 9)):
+        given = torch.rand(num) * 3, torch.tensor([most]), torch.zeros(others)
+        assert torch.equal(program.module()(*given), Loops()(*given))
 
 
 @pytest.mark.parametrize(("num_sections", "num_steps"), [(2, 30), (8, 10), (1024, 3)])

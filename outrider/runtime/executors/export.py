@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch.fx.config
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from outrider.imports.garbage import collection_paused
 
@@ -38,12 +41,14 @@ def quick_tracing() -> Iterator[None]:
     - keep the results of operators by the symbolic sizes of their inputs, which takes at least as
       long as computing them again,
     - note for each node of a graph where it is in the model's code,
+    - ask for each result whether its memory is contiguous, which nothing here reads,
     - search for cyclic garbage.
     """
     with ExitStack() as stack:
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
         stack.enter_context(_without_stack_traces())
+        stack.enter_context(_without_memory_formats())
         stack.enter_context(collection_paused())
         yield
 
@@ -56,3 +61,13 @@ def _without_stack_traces() -> Iterator[None]:
         yield
     finally:
         torch.fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def _without_memory_formats() -> Iterator[None]:
+    without = partial(_extract_tensor_metadata, include_contiguity=False)
+    proxy_tensor._extract_tensor_metadata = without
+    try:
+        yield
+    finally:
+        proxy_tensor._extract_tensor_metadata = _extract_tensor_metadata
