@@ -10,7 +10,7 @@ children at most.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -77,7 +77,8 @@ class _HeadTreeDraft(HeadDraft):
         self.levels = plan.levels
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plan}, {sources_of_growth()}"
+        plan = replace(self.plan, drawn=self.drawn)  # greedy programs do not depend on the plan's
+        return f"{super().extra_repr()}, {plan}, {sources_of_growth()}"
 
     @property
     def num_later(self) -> int:

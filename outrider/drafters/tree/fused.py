@@ -11,7 +11,7 @@ V vocabulary; of a level: n nodes with children, k children at most.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -83,7 +83,8 @@ class _TreeDraft(GreedyDraft):
         self.levels = plan.levels
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plan}, {sources_of_growth()}"
+        plan = replace(self.plan, drawn=self.drawn)  # greedy programs do not depend on the plan's
+        return f"{super().extra_repr()}, {plan}, {sources_of_growth()}"
 
     @property
     def num_later(self) -> int:
