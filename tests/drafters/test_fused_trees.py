@@ -67,6 +67,16 @@ def test_outputs_equal_those_of_trees_grown_level_by_level(name: str, children: 
         assert not executor.failed
 
 
+def test_greedy_programs_of_a_shape_are_one_whatever_is_sampled() -> None:
+    model = tiny()
+    plans = [TreePlan(TOPOLOGY, each, model.device) for each in get_args(Children)]
+    greedy_names, sampled_names = (
+        {repr(kind(model.module, model.spec, each)) for each in plans}
+        for kind in (GreedyTreeDraft, SampledTreeDraft)
+    )
+    assert (len(greedy_names), len(sampled_names)) == (1, len(plans))
+
+
 def test_rows_of_different_budgets_share_a_program() -> None:
     """A row that may emit few tokens more has the nodes down to its budget only."""
     samplings = [replace(SAMPLED, max_new_tokens=num) for num in (3, 17, 30)]
