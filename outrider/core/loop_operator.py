@@ -20,11 +20,7 @@ from torch.utils._pytree import tree_leaves
 LoopState = tuple[Tensor, ...]
 
 _IS_DRY_RUN = ContextVar("_IS_DRY_RUN", default=False)
-
-
-def is_dry_run() -> bool:
-    """Whether a step is computed only to see what it reads: loops within it take one step."""
-    return _IS_DRY_RUN.get()
+"""Whether a step is computed only to see what it reads. Loops within it then take one step."""
 
 
 def loop_operator(
@@ -32,6 +28,9 @@ def loop_operator(
 ) -> LoopState:
     """Applies ``step`` as long as ``goes_on``, in the program that is being traced: arguments as of
     ``repeat_while``. Both functions may read any tensors of that program."""
+    if _IS_DRY_RUN.get():
+        goes_on(*state)
+        return step(*state)
 
     def of_state(function: Callable[..., Any]) -> Callable[..., Any]:
         # The inputs are the very tensors that the function reads by itself.
@@ -45,8 +44,8 @@ def loop_operator(
 def _inputs(
     goes_on: Callable[..., Tensor], step: Callable[..., LoopState], state: LoopState
 ) -> tuple[Tensor | SymInt, ...]:
-    """The tensors besides the state that the two functions read, and the symbols that sizes within
-    them depend on."""
+    """What the two functions read besides the state: tensors, and the symbols of sizes that none of
+    these tensors has."""
     fake_mode: Any = detect_fake_mode(state)
     shape_env = fake_mode.shape_env
     known = set(shape_env.var_to_range)
@@ -62,16 +61,15 @@ def _inputs(
     finally:
         _IS_DRY_RUN.reset(token)
     tensors = tuple(reads.found.values())
-    told = {
-        size.node.expr for each in (*state, *tensors) for size in each.shape if _is_symbolic(size)
-    }
-    symbols = sorted((reads.symbols & known) - told, key=str)
+    sizes = [size for each in (*state, *tensors) for size in each.shape]
+    in_shapes = {size.node.expr for size in sizes if _is_symbolic(size)}
+    symbols = sorted((reads.symbols & known) - in_shapes, key=str)
     return *tensors, *(shape_env.create_symintnode(each, hint=None) for each in symbols)
 
 
 class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the tensors that operators read and that were neither given nor computed within, and
-    the symbols in sizes that operators are told."""
+    the symbols of the sizes among operators' arguments."""
 
     def __init__(self, given: LoopState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outrider.core.loop_operator import LoopState, is_dry_run, loop_operator
+from outrider.core.loop_operator import LoopState, loop_operator
 from outrider.core.recording import CaptureError, is_captured, is_recorded
 
 
@@ -43,9 +43,6 @@ def repeat_while(
         for _ in range(at_most):
             state = apply_if(goes_on(*state), step, state)
         return state
-    if is_dry_run():
-        goes_on(*state)
-        return step(*state)
     if torch.compiler.is_compiling():
         return loop_operator(goes_on, step, state)
     while goes_on(*state):

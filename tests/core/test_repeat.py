@@ -61,31 +61,30 @@ def test_loops_without_a_bound_are_not_captured() -> None:
 
 
 class Loops(torch.nn.Module):
-    """Loops within loops, which read tensors from outside: an input, a result of it that only the
-    condition reads, one that only the inner loop reads, a constant, and one's size alone; their
-    steps have intermediate results whose sizes depend on numbers."""
+    """A loop within a loop. From outside they read a tensor that only the condition reads, one that
+    only the inner loop reads, a constant, and the size of another tensor, but not its numbers; the
+    number of small elements, which a step finds, is the size of an intermediate result."""
 
-    def forward(self, x_B: Tensor, most_1: Tensor, step_N: Tensor) -> Tensor:
-        limit_1, factor_1 = most_1 + 1, most_1 * 0.25
-        size = step_N.shape[0]
+    def forward(self, x_B: Tensor, most_1: Tensor, other_N: Tensor) -> Tensor:
+        limit_1, extra_1 = most_1 + 1, most_1 * 0.25
+        size = other_N.shape[0]
 
-        def nears(x_B: Tensor) -> Tensor:
+        def is_below(x_B: Tensor) -> Tensor:
             return (x_B.max() < limit_1)[0]
 
-        def grown(x_B: Tensor) -> tuple[Tensor]:
+        def grow(x_B: Tensor) -> tuple[Tensor]:
             small_Z = (x_B < 2).nonzero()
             x_B = x_B + small_Z.shape[0] + size + ONE
-            return apply_if((x_B > 4).any(), lambda x: (x + factor_1,), (x_B,))
+            return apply_if((x_B > 4).any(), lambda x: (x + extra_1,), (x_B,))
 
-        return repeat_while(nears, grown, (x_B,))[0]
+        return repeat_while(is_below, grow, (x_B,))[0]
 
 
 ONE = torch.tensor(1.0)
 
 
 def test_traced_loops_read_tensors_from_outside() -> None:
-    """For other numbers and sizes than those of the examples; also after none and one of the
-    steps."""
+    """With other numbers and sizes than those of the examples; the third takes no step."""
     rows, size = torch.export.Dim("rows"), torch.export.Dim("size")
     example = torch.rand(3), torch.tensor([9.0]), torch.zeros(4)
     with torch.no_grad():
@@ -94,7 +93,7 @@ def test_traced_loops_read_tensors_from_outside() -> None:
         )
     operator = torch.ops.higher_order.while_loop
     (loop,) = (node for node in program.graph.nodes if node.target is operator)
-    assert [str(each) for each in loop.args[3]] == ["add", "mul", "sym_size_int_1"]
+    assert [isinstance(each.meta["val"], Tensor) for each in loop.args[3]] == [True, True, False]
     for num, most, others in ((1, 30.0, 2), (5, 7.0, 3), (4, -9.0, 2), (2, 0.5, 9)):
         given = torch.rand(num) * 3, torch.tensor([most]), torch.zeros(others)
         assert torch.equal(program.module()(*given), Loops()(*given))

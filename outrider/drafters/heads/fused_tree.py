@@ -77,7 +77,7 @@ class _HeadTreeDraft(HeadDraft):
         self.levels = plan.levels
 
     def extra_repr(self) -> str:
-        plan = replace(self.plan, drawn=self.drawn)  # greedy programs do not depend on the plan's
+        plan = replace(self.plan, drawn=self.drawn)  # only sampled programs draw as planned
         return f"{super().extra_repr()}, {plan}, {sources_of_growth()}"
 
     @property
