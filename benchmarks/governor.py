@@ -4,7 +4,8 @@
 
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
 ``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
-take turns, in outputs of 128 tokens, each turn with another seed, until the cell's seconds are
+generate the same outputs of 128 tokens side by side, one step after another
+(``side_by_side.py``), again and again, each turn with another seed, until the cell's seconds are
 spent. What counts is the median over the turns of the governor's tokens per second over plain
 decoding's in the same turn, with a bootstrap interval of 90 %, and likewise over the fixed length
 that is the best in the cell. The best of several in the same turns would be too fast by chance, so
@@ -37,7 +38,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import outrider
-from benchmarks import page
+from benchmarks import page, side_by_side
 from benchmarks.governor_cases import NOISE, add_noise, drafting_module, prompts_of
 from benchmarks.governor_steps import draw_steps, steps, summary
 from outrider import METHODS, Engine, Sampling, assets
@@ -116,20 +117,13 @@ class Ratio(NamedTuple):
         return cls(median(ratios), *ends)
 
 
-def speed(engine: Engine, prompts: Sequence[Any], sampling: Sampling) -> float:
-    """Tokens per second of a generation."""
-    began = time.perf_counter()
-    results = engine.generate(prompts, sampling)
-    return results.stats.emitted / (time.perf_counter() - began)
-
-
 def measure(
     engines: dict[str, Engine], prompts: Sequence[Any], sampling: Sampling, seconds: float
 ) -> dict[str, Any]:
     """The speeds of a cell by turn, the ratios, and what the governor asked for.
 
     Args:
-        engines: they take turns, in one order and in the reverse one.
+        engines: they begin in one order and in the reverse one, by turns.
         prompts: of all turns.
         sampling: its seed is the number of the turn.
         seconds: no turn begins after so many, once there are some.
@@ -138,8 +132,9 @@ def measure(
     names, began, turn = list(engines), time.perf_counter(), 0
     while turn <= _LEAST_TURNS or time.perf_counter() - began < seconds:
         seeded = replace(sampling, seed=turn)
-        for name in names[:: 1 if turn % 2 else -1]:
-            turns[name].append(speed(engines[name], prompts, seeded))
+        in_order = {name: engines[name] for name in names[:: 1 if turn % 2 else -1]}
+        for name, speed in side_by_side.speeds(in_order, prompts, seeded).items():
+            turns[name].append(speed)
         turn += 1
     speeds = {name: each[1:] for name, each in turns.items()}
     fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]
@@ -200,8 +195,8 @@ def markdown(report: dict[str, Any]) -> str:
     lines = page.header(
         "The governor beside plain decoding and fixed draft lengths",
         about,
-        f"outputs of {about['tokens']} tokens, medians of ratios in the same turn, with bootstrap "
-        f"intervals of 90 %.",
+        f"outputs of {about['tokens']} tokens, generated side by side; medians of ratios in the "
+        f"same turn, with bootstrap intervals of 90 %.",
     )
     if about.get("clock") == "processor":
         lines += ["", "Seconds are those in which the process had a processor."]

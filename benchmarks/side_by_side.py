@@ -1,0 +1,65 @@
+"""Engines generate at the same time in one process, a step of one after a step of another.
+
+The speed of a processor that other machines share changes within seconds, by more than what is
+compared. Two generations one after the other differ by that change; steps in turns do not. The next
+step is always that of the engine whose rows have emitted the fewest tokens, so that all engines are
+at about the same place of the output, whatever the length of their drafts.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider import Engine, Sampling
+
+
+def speeds(
+    engines: Mapping[str, Engine], prompts: Sequence[Any], sampling: Sampling
+) -> dict[str, float]:
+    """Tokens per second of each engine, prefill included, over the seconds of its own steps.
+
+    Args:
+        engines: whose rows emit the same number of tokens; between two that have emitted as many,
+            the first one steps first.
+        prompts: of the batch that each of them decodes.
+        sampling: of all of its rows.
+    """
+    runs = {name: _Run(engine, prompts, sampling) for name, engine in engines.items()}
+    while running := [run for run in runs.values() if run.open_ids]:
+        min(running, key=lambda run: run.num_emitted).step()
+    return {name: run.num_emitted / run.seconds for name, run in runs.items()}
+
+
+class _Run:
+    """One engine's batch.
+
+    Attributes:
+        open_ids: the requests that go on.
+        num_emitted: tokens so far, of all rows.
+        seconds: of its steps so far.
+    """
+
+    def __init__(self, engine: Engine, prompts: Sequence[Any], sampling: Sampling) -> None:
+        self._scheduler = engine.new_scheduler()
+        self.open_ids = {
+            self._scheduler.add(engine.request(prompt, sampling, request_number=number))
+            for number, prompt in enumerate(prompts)
+        }
+        self._emitted = dict.fromkeys(self.open_ids, 0)
+        self.seconds = 0.0
+
+    @property
+    def num_emitted(self) -> int:
+        return sum(self._emitted.values())
+
+    def step(self) -> None:
+        """Runs the engine's next step; raises the error that ended a row."""
+        began = time.perf_counter()
+        progress = self._scheduler.step()
+        self.seconds += time.perf_counter() - began
+        for request_id, row in progress:
+            if row.error is not None:
+                raise row.error
+            self._emitted[request_id] = len(row.token_ids)
+            if row.over:
+                self.open_ids.discard(request_id)
