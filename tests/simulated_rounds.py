@@ -12,7 +12,7 @@ from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.reviews import MOST_REVIEWED
 from outrider.engine.governor.row_memory import RowMemory
-from outrider.engine.governor.sources import Sources
+from outrider.engine.governor.sources import Sources, draft_lengths
 
 Accepts = Callable[[int], float]
 """From a position in the draft, 1 being the first, to the probability that its token is accepted
@@ -106,7 +106,7 @@ class Simulation:
         most: int = 8,
         can_review: bool = False,
     ) -> None:
-        self.governor = governor or Governor(Sources(lengths=tuple(range(most + 1))))
+        self.governor = governor or Governor(Sources(draft_lengths(most)))
         self._batch = BatchGovernor(self.governor)
         self._machine = machine
         self._random = random.Random(seed)

@@ -55,7 +55,7 @@ def test_lengths_that_are_left_out_change_nothing_about_the_others() -> None:
 
 def test_lengths_to_choose_from_end_with_the_longest() -> None:
     assert draft_lengths(3) == (0, 1, 2, 3)
-    assert draft_lengths(20) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 18, 20)
+    assert draft_lengths(20) == (0, 1, 2, 3, 5, 8, 13, 20)
 
 
 # ----------------------------------------------------------------------------------------- costs
@@ -179,6 +179,32 @@ def test_rounds_of_a_length_that_are_run_alone_slow_all_lengths() -> None:
     for _ in range(40):
         costs.observe(1, 3, 0.6, 4.0)
     assert costs.curve(1, lengths) == pytest.approx([2 * plain, 2 * drafting], rel=0.03)
+
+
+def test_the_length_that_other_rows_begin_with_slows_all_lengths() -> None:
+    """Their contexts are longer. The first rounds show it, whatever the length."""
+    costs, lengths = RoundCosts(0.2), (0, 3)
+    for _ in range(12):
+        for length, seconds in ((0, 1.0), (3, 2.0)):
+            costs.observe(1, length, 0.1 * length, seconds)
+    plain, drafting = costs.curve(1, lengths)
+    costs.change_rows()
+    for rounds, error in ((4, 0.08), (36, 0.01)):
+        for _ in range(rounds):
+            costs.observe(1, 3, 0.45, 3.0)
+        assert costs.curve(1, lengths) == pytest.approx([1.5 * plain, 1.5 * drafting], rel=error)
+
+
+def test_a_second_length_of_other_rows_is_told_apart_from_the_first() -> None:
+    costs, lengths = RoundCosts(0.2), (0, 3)
+    for length, seconds in ((0, 1.0), (3, 3.0)):
+        costs.assume(1, length, 0.1 * length, seconds)
+    costs.change_rows()
+    for _ in range(20):
+        for length, seconds in ((0, 1.0), (3, 2.0)):
+            costs.observe(1, length, 0.1 * length, seconds)
+    plain, drafting = costs.curve(1, lengths)
+    assert drafting / plain == pytest.approx(2.0, rel=0.1)
 
 
 def test_rounds_that_do_not_tell_the_pace_tell_what_their_length_costs() -> None:

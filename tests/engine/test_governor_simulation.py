@@ -28,6 +28,7 @@ MACHINES = {
 DRAFTS = {"good": constant(0.85), "poor": constant(0.55), "useless": constant(0.1)}
 BATCHES = (1, 2, 4, 8, 16, 32)
 LENGTHS = range(9)
+"""That drafts may have; the governor chooses from some of them."""
 
 
 @functools.cache
@@ -213,6 +214,16 @@ def test_a_new_batch_begins_with_what_the_engine_has_learned() -> None:
     assert settled(machine, 4, accepts, again.lengths()) > 0.95
 
 
+def test_other_rows_are_reported_to_the_times_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[bool] = []
+    monkeypatch.setattr(Governor, "change_rows", lambda self, greedy: reported.append(greedy))
+    batch, rows = BatchGovernor(Governor(Sources())), [RowMemory(False), RowMemory(False)]
+    for these in (rows, rows, rows[1:], [RowMemory(True)]):
+        asked = batch.ask(these, [8] * len(these), these[0].kind.greedy)
+        batch.learn(asked, these, [0] * len(these), these[0].kind.greedy, 0.1, 1.0)
+    assert reported == [False, False, True]
+
+
 def test_limits_of_rows_bound_their_drafts() -> None:
     governor = Governor(Sources())
     batch, rows = BatchGovernor(governor), [RowMemory(True) for _ in range(3)]
@@ -253,7 +264,7 @@ def test_beliefs_show_times_and_acceptance() -> None:
     simulation = Simulation(MACHINES["in between"], 2, seed=1)
     simulation.run(300, constant(0.8))
     beliefs = simulation.governor.beliefs(2)
-    seconds = [simulation._machine.round(2, length) for length in LENGTHS]
+    seconds = [simulation._machine.round(2, int(n)) for n in beliefs["draft lengths"]]
     assert beliefs["seconds, draft"] == pytest.approx(seconds, rel=0.12)
     assert beliefs["acceptance, draft"][0] == pytest.approx(0.8, abs=0.15)
 
@@ -322,7 +333,7 @@ def test_a_machine_that_becomes_faster_does_not_hide_that_drafts_pay() -> None:
     shares, before, after = [], constant(0.4), constant(0.75)
     for seed in range(24):
         machine = Machine(per_token=0.1, step=0.2, noise=0.05, slowdown=2.0)
-        governor = Governor(Sources(lengths=tuple(LENGTHS)))
+        governor = Governor(Sources())
         governor.assume(
             RoundTime(False, 2, n, 2 * machine.draft(2, n), 2 * machine.round(2, n))
             for n in (0, 1, 2, 3, 5, 8)

@@ -199,11 +199,13 @@ class BatchGovernor:
         self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int
     ) -> Option:
         """The choice for the next rounds, or for the next one if it is a probe or a review."""
+        governor, sources = self._governor, self._governor.sources
+        if rows is not self._rows:
+            governor.change_rows(greedy)
         self._planned_at, self._rows = self._now, rows
         self._standing = self._probes.retry = None
         for row in rows:
             row.follow()
-        governor, sources = self._governor, self._governor.sources
         lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
         num_measured = first.now
         if num_measured < _FIRST_ROUNDS and not first.is_prepared:

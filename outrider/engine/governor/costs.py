@@ -10,7 +10,8 @@ Both surfaces are filled from real rounds (``surface.py``). Times do not decreas
 (``monotone``, isotonic regression). What slows rounds of all lengths alike is followed apart
 (``pace.py``). While only rounds of one cell run, nothing tells what slows the cell from what slows
 the machine, so after some of them only the pace learns. If the cell learned, too, drafts would look
-slow on a machine that has become faster while nothing was drafted.
+slow on a machine that has become faster while nothing was drafted. After a batch has got other
+rows, whose contexts may be longer or shorter, only the pace learns until a second length runs.
 
 Legend: B rows, γ the draft length.
 """
@@ -54,7 +55,7 @@ class RoundCosts:
         self._single_step = -_REREAD, 0.0
         self._pace = Pace()
         self._kind: tuple[int, int, int] | None = None
-        self._alone = 0
+        self._alone, self._is_pace_known = 0, True
         self.now = 0
 
     @property
@@ -138,13 +139,19 @@ class RoundCosts:
 
     def _runs_alone(self, rows: int, length: int, width: int, num_rounds: int) -> bool:
         """Counts consecutive rounds of a cell, and says whether only the pace learns from the last
-        ones: there were more than ``ALONE``, or no others since times were assumed."""
+        ones: there were more than ``ALONE``, or no others since times were assumed or the batch got
+        other rows."""
         kind = rows, length, width
         if kind != self._kind:
-            self._alone = ALONE if self._kind is None and self._prepared else 0
-            self._kind = kind
+            self._alone = 0 if self._is_pace_known else ALONE
+            self._kind, self._is_pace_known = kind, True
         self._alone += num_rounds
         return self._alone > ALONE and self._expected(rows, length, width) > 0
+
+    def change_rows(self) -> None:
+        """The next rounds are those of other rows."""
+        self._kind, self._is_pace_known = None, False
+        self._pace.change_rows()
 
     def _follow(self, rows: int, length: int, width: int, total: float) -> None:
         """Lets the pace follow a round, as far as such rounds were measured before."""
@@ -184,6 +191,7 @@ class RoundCosts:
         """Takes the seconds of a round that were measured before the first request, or by another
         process; as :meth:`observe`."""
         self._began = self._prepared = True
+        self._is_pace_known = False
         self._rest.observe(rows, length, max(total - draft, 0.0), self.now, ASSUMED_ROUNDS)
         if length and draft:
             self._step.observe(rows, length, draft / length, self.now, ASSUMED_ROUNDS)

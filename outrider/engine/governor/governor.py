@@ -138,6 +138,15 @@ class Governor:
             self._costs.clear()
             self.times_forgotten += 1
 
+    def change_rows(self, greedy: bool) -> None:
+        """The next rounds are those of other rows. The caller holds the lock.
+
+        Args:
+            greedy: whether all rows are.
+        """
+        for source in range(len(self.sources.names)):
+            self.costs(greedy, source).change_rows()
+
     def learn(self, outcomes: Iterable[Outcome], with_times: bool) -> None:
         """Learns from consecutive rounds of a batch. The caller holds the lock.
 

@@ -7,6 +7,9 @@ the pace, and read after multiplication by it. What the lengths are relative to 
 learned slowly, the pace fast:
 
     pace += (seconds / expected - pace) / 8        by each round of a kind that was measured before
+
+After a batch has got other rows, whose contexts may be longer or shorter, the first rounds count
+for more: 1/2, 1/3, 1/4, and so on to 1/8.
 """
 
 _FOLLOWED = 1 / 8
@@ -22,12 +25,18 @@ class Pace:
         now: what measured seconds are multiplied by; 1 at first.
     """
 
-    __slots__ = ("now",)
+    __slots__ = ("_followed", "now")
 
     def __init__(self) -> None:
         self.now = 1.0
+        self._followed = _FOLLOWED
 
     def follow(self, seconds: float, expected: float) -> None:
         """Takes the seconds of a round, and those that were expected at a pace of 1."""
         ratio = min(max(seconds / (expected * self.now), 1 / _MOST), _MOST)
-        self.now *= 1 + _FOLLOWED * (ratio - 1)
+        self.now *= 1 + self._followed * (ratio - 1)
+        self._followed = max(_FOLLOWED, self._followed / (1 + self._followed))
+
+    def change_rows(self) -> None:
+        """The next rounds are those of other rows."""
+        self._followed = 1 / 2

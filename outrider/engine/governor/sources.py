@@ -9,11 +9,14 @@ ALL, FREE = "draft", "free sources"
 
 
 def draft_lengths(most: int) -> tuple[int, ...]:
-    """The lengths to choose from: all up to 8, then ever fewer."""
-    found = list(range(min(most, MOST) + 1))
-    while found[-1] < most:
-        found.append(min(most, found[-1] * 3 // 2))
-    return tuple(found)
+    """The lengths to choose from: 0, the Fibonacci numbers up to the longest draft, and that one.
+    Lengths in between would gain little, and each has to be measured now and then. Compiled draft
+    models have a program each for 1, 2, 3 and 5 tokens, and draft 4 by two of them."""
+    found, following = [0], 1
+    while following < most:
+        found.append(following)
+        following = max(2, found[-1] + found[-2])
+    return (*found, most) if most else (0,)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Sources:
             depends on it; None chooses that, too.
     """
 
-    lengths: tuple[int, ...] = tuple(range(MOST + 1))
+    lengths: tuple[int, ...] = draft_lengths(MOST)
     names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
     lags: bool = True
