@@ -55,6 +55,7 @@ OVER_PLAIN, OVER_BEST = 0.97, 0.95  # the bars
 _LEAST_TURNS = 4
 _RESAMPLES = 2000
 _SHOWN = "over_plain", "over_best"
+_DARK = 0.2  # from 1: the map's colours are dark from there on
 
 
 def engines_of(
@@ -257,6 +258,7 @@ def draw(report: dict[str, Any], heat_map: Path) -> None:
                     if ratio == ratio:
                         weight = "bold" if ratio < bar else "normal"
                         at = {"ha": "center", "va": "center", "fontsize": 7, "fontweight": weight}
+                        at["color"] = "white" if abs(ratio - 1) > _DARK else "black"
                         axes.text(x, y, f"{ratio:.2f}", **at)
         figure.colorbar(image, ax=panels, extend="both", shrink=0.5)
         figure.savefig(heat_map, metadata={"Date": None, "Creator": "benchmarks.governor"})
