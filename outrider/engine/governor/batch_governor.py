@@ -200,7 +200,7 @@ class BatchGovernor:
     ) -> Option:
         """The choice for the next rounds, or for the next one if it is a probe or a review."""
         governor, sources = self._governor, self._governor.sources
-        if rows is not self._rows:
+        if set(rows).isdisjoint(self._rows):
             governor.change_rows(greedy)
         self._planned_at, self._rows = self._now, rows
         self._standing = self._probes.retry = None

@@ -10,8 +10,9 @@ Both surfaces are filled from real rounds (``surface.py``). Times do not decreas
 (``monotone``, isotonic regression). What slows rounds of all lengths alike is followed apart
 (``pace.py``). While only rounds of one cell run, nothing tells what slows the cell from what slows
 the machine, so after some of them only the pace learns. If the cell learned, too, drafts would look
-slow on a machine that has become faster while nothing was drafted. After a batch has got other
-rows, whose contexts may be longer or shorter, only the pace learns until a second length runs.
+slow on a machine that has become faster while nothing was drafted. After all rows have been
+replaced by others, whose contexts may be longer or shorter, only the pace learns until a second
+length runs.
 
 Legend: B rows, γ the draft length.
 """
@@ -139,8 +140,8 @@ class RoundCosts:
 
     def _runs_alone(self, rows: int, length: int, width: int, num_rounds: int) -> bool:
         """Counts consecutive rounds of a cell, and says whether only the pace learns from the last
-        ones: there were more than ``ALONE``, or no others since times were assumed or the batch got
-        other rows."""
+        ones: there were more than ``ALONE``, or no others since times were assumed or all rows
+        were replaced."""
         kind = rows, length, width
         if kind != self._kind:
             self._alone = 0 if self._is_pace_known else ALONE
@@ -149,7 +150,7 @@ class RoundCosts:
         return self._alone > ALONE and self._expected(rows, length, width) > 0
 
     def change_rows(self) -> None:
-        """The next rounds are those of other rows."""
+        """The next rounds have none of the rows of those before."""
         self._kind, self._is_pace_known = None, False
         self._pace.change_rows()
 

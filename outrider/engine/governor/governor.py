@@ -139,7 +139,7 @@ class Governor:
             self.times_forgotten += 1
 
     def change_rows(self, greedy: bool) -> None:
-        """The next rounds are those of other rows. The caller holds the lock.
+        """The next rounds have none of the rows of those before. The caller holds the lock.
 
         Args:
             greedy: whether all rows are.

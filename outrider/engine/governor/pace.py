@@ -8,8 +8,8 @@ learned slowly, the pace fast:
 
     pace += (seconds / expected - pace) / 8        by each round of a kind that was measured before
 
-After a batch has got other rows, whose contexts may be longer or shorter, the first rounds count
-for more: 1/2, 1/3, 1/4, and so on to 1/8.
+After all rows have been replaced by others, whose contexts may be longer or shorter, the first
+rounds count for more: 1/2, 1/3, 1/4, and so on to 1/8.
 """
 
 _FOLLOWED = 1 / 8
@@ -38,5 +38,5 @@ class Pace:
         self._followed = max(_FOLLOWED, self._followed / (1 + self._followed))
 
     def change_rows(self) -> None:
-        """The next rounds are those of other rows."""
+        """The next rounds have none of the rows of those before."""
         self._followed = 1 / 2
