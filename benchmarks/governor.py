@@ -4,8 +4,8 @@
 
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
 ``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
-generate the same outputs of 128 tokens side by side, one step after another
-(``side_by_side.py``), again and again, each turn with another seed, until the cell's seconds are
+generate 128 tokens for each prompt side by side, a step of one after a step of another
+(``side_by_side.py``). They do so in turns, each with another seed, until the cell's seconds are
 spent. What counts is the median over the turns of the governor's tokens per second over plain
 decoding's in the same turn, with a bootstrap interval of 90 %, and likewise over the fixed length
 that is the best in the cell. The best of several in the same turns would be too fast by chance, so
@@ -55,7 +55,7 @@ OVER_PLAIN, OVER_BEST = 0.97, 0.95  # the bars
 _LEAST_TURNS = 4
 _RESAMPLES = 2000
 _SHOWN = "over_plain", "over_best"
-_DARK = 0.2  # from 1: the map's colours are dark from there on
+_DARK = 0.2  # ratios that differ from 1 by more have dark colours
 
 
 def engines_of(
@@ -124,7 +124,7 @@ def measure(
     """The speeds of a cell by turn, the ratios, and what the governor asked for.
 
     Args:
-        engines: they begin in one order and in the reverse one, by turns.
+        engines: of two that are level, the first one steps first; every other turn, the last one.
         prompts: of all turns.
         sampling: its seed is the number of the turn.
         seconds: no turn begins after so many, once there are some.

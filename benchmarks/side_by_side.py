@@ -1,9 +1,10 @@
 """Engines generate at the same time in one process, a step of one after a step of another.
 
-The speed of a processor that other machines share changes within seconds, by more than what is
-compared. Two generations one after the other differ by that change; steps in turns do not. The next
-step is always that of the engine whose rows have emitted the fewest tokens, so that all engines are
-at about the same place of the output, whatever the length of their drafts.
+The speed of a processor that other work shares may change within seconds, by more than engines
+differ. Generations that run one after another differ by that change, too; engines whose steps
+alternate meet the same changes. The next step is always that of the engine whose rows have emitted
+the fewest tokens, so that all engines are at about the same place in the output, whatever the
+length of their drafts.
 """
 
 import time
@@ -19,10 +20,10 @@ def speeds(
     """Tokens per second of each engine, prefill included, over the seconds of its own steps.
 
     Args:
-        engines: whose rows emit the same number of tokens; between two that have emitted as many,
-            the first one steps first.
-        prompts: of the batch that each of them decodes.
-        sampling: of all of its rows.
+        engines: by name. Where two have emitted the same number of tokens, the first one steps
+            first.
+        prompts: of the batch that each engine decodes.
+        sampling: of all rows; their outputs should have the same number of tokens.
     """
     runs = {name: _Run(engine, prompts, sampling) for name, engine in engines.items()}
     while running := [run for run in runs.values() if run.open_ids]:
