@@ -65,10 +65,14 @@ def test_speculative_equals_plain(
 
 
 def test_governed_drafts_are_not_reviewed(
-    family: str, target: RecurrentModel, expected: list[tuple[int, ...]]
+    family: str,
+    target: RecurrentModel,
+    expected: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither when the times of rounds are measured nor while requests run: the states of a
     recurrent draft model are those of all tokens."""
+    monkeypatch.setattr("outrider.engine.round_times._LARGEST", 1)  # one batch size is enough
     auto: Any = "auto"
     engine = engine_of(target, tiny_recurrent(family, seed=1), γ=auto, max_batch_size=len(LENGTHS))
     assert engine.governor is not None

@@ -192,11 +192,13 @@ def _check_irrelevant_rows(
     all rows at and after an end token, whether or not the draft is cut there. They are filled with
     NaN, and the tokens emitted up to the end must not change.
     """
-    for distribution, token in product(distributions.values(), (None, *range(target.vocab_size))):
+    rounds = []
+    for distribution in distributions.values():
         context, draft, verified_BNV = _round(target, drafter, distribution, 3)
         if verifier.needs == "distribution":
             verified_BNV = context.distribution(verified_BNV, Prefix.of_draft(context, draft))
-        rng = context.rng
+        rounds.append((context.rng, draft, verified_BNV))
+    for (rng, draft, verified_BNV), token in product(rounds, (None, *range(target.vocab_size))):
         ids = () if token is None else (token,)
         ends = Ends.of([ids] * draft.tokens_BN.shape[0], [0] * draft.tokens_BN.shape[0])
         cut = ends.cut(draft)
