@@ -223,7 +223,7 @@ def replay(
         seconds += draft + rest
         for row, k in zip(rows, accepted, strict=True):
             row.commit(k)
-        undrafted = 0 if asked.length or asked.reviews else undrafted + 1
+        undrafted = 0 if asked.length else 1 if asked.reviews else undrafted + 1
         shown = [k if row.left else None for row, k in zip(rows, accepted, strict=True)]
         slow = _near_one(drawn, noise)
         draft, total = slow * draft, slow * (draft + rest)

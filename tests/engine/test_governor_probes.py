@@ -66,3 +66,23 @@ def test_drafting_nothing_is_measured_in_rounds_that_follow_each_other() -> None
     first = found.index(0)
     assert found[first : first + ROUNDS_OF_NONE] == [0] * ROUNDS_OF_NONE
     assert sum(length == 0 for length in found[-100:]) > 80
+
+
+def test_rows_that_come_or_go_are_no_reason_to_read_much_for_a_probe() -> None:
+    """Nothing can be reviewed in the first round of other rows, but reviews still show whether
+    drafts pay. The credit for probes that read first has grown meanwhile."""
+    governor = knowing(1.0, 1.0, 0.3)
+    batch, rows, drafted = BatchGovernor(governor), [RowMemory(True)], list[int]()
+    governor.retry_credit = 1000.0
+    rows[0].of(0).undrafted = 500
+    for number in range(400):
+        is_new = number % 20 == 0
+        rows = [*rows] if is_new else rows
+        asked = batch.ask(rows, [8], True, 0 if is_new else min(8, number % 20))
+        assert governor.behind(0, rows) > 100
+        batch.learn(
+            *(asked, rows, [0], True, 0.5 * asked.length, 1.0 + asked.length),
+            reviewed=[[0.0] * 8] if asked.reviews else (),
+        )
+        drafted.append(asked.length)
+    assert not any(drafted[20:])

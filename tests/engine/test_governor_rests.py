@@ -227,6 +227,19 @@ def test_drafts_that_lose_by_the_clock_are_followed_by_ever_longer_pauses() -> N
     assert not balance.forbids(now, rows)
 
 
+def test_rounds_before_a_review_do_not_count_with_those_after_it() -> None:
+    """The review has shown that drafts have become better or worse."""
+    balance, rows, now = Balance(), [RowMemory(True)], 0
+    balance.plain_rate = 1.0
+    for _ in range(7):
+        balance.add(now := now + 1, Asked(0, 2, [2]), rows, tokens=1, seconds=2.0)
+    balance.lift()
+    for gained in [0.0] * 7 + [8.0]:
+        found = balance.add(now := now + 1, Asked(0, 2, [2]), rows, tokens=3, seconds=2.0)
+        assert found == gained
+        assert not balance.forbids(now, rows)
+
+
 def test_the_balance_tells_what_drafts_gained() -> None:
     """Once for every eight rounds."""
     balance, rows = Balance(), [RowMemory(True)]

@@ -200,6 +200,7 @@ class BatchGovernor:
     ) -> Option:
         """The choice for the next rounds, or for the next one if it is a probe or a review."""
         governor, sources = self._governor, self._governor.sources
+        changed = rows is not self._rows
         if set(rows).isdisjoint(self._rows):
             governor.change_rows(greedy)
         self._planned_at, self._rows = self._now, rows
@@ -232,7 +233,8 @@ class BatchGovernor:
         self._standing = best
         probe = None
         if self._present == before:
-            probe = self._probes.choose(best, promises, len(rows), greedy, reviewable > 0)
+            is_reviewed = reviewable > 0 or (changed and self._is_reviewed)
+            probe = self._probes.choose(best, promises, len(rows), greedy, is_reviewed)
         is_new = probe is not None and self._is_new(probe, best, len(rows), greedy)
         wait = 0.0
         if probe is None and not best.length:
@@ -436,4 +438,5 @@ class Balance:
 
     def lift(self) -> None:
         """Ends the pause: something new is known."""
-        self._ends = 0
+        self._ends = self._num_rounds = 0
+        self._gained = 0.0
