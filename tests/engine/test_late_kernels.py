@@ -17,7 +17,7 @@ from outrider.engine import loading
 from outrider.engine.background import KERNELS, BackgroundCompiler, News
 from outrider.engine.compiler_memory import CompilerMemory
 from outrider.engine.late_kernels import LateKernels
-from outrider.engine.warming import Stage
+from outrider.engine.warming import Stage, unloaded
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.prepare import prepare
@@ -76,13 +76,16 @@ def test_a_model_computes_the_same_bits_as_one_that_had_kernels_at_once(
 )
 def test_engines_take_over_kernels_between_two_requests(method: str) -> None:
     """Outputs before are those of models without kernels, outputs after those of models that had
-    them at once: also of drafts that are made by layers of the target, or by heads."""
+    them at once: also of drafts that are made by layers of the target, or by heads. As long as
+    kernels are missing, nothing has a program, neither heads nor rules."""
     kernels = LateKernels()
     drafts = METHODS[method].needs_draft
     engine = engine_of(late(kernels), late(kernels, seed=1) if drafts else None, method, 3)
     kernels.add_heads(engine)
     without = engine_of(tiny(), tiny(seed=1) if drafts else None, method, 3)
     with_kernels = engine_of(at_once(), at_once(seed=1) if drafts else None, method, 3)
+    for each in (engine, with_kernels):
+        unloaded(each)  # loading does so, too
 
     def outputs(each: Any) -> list[Any]:
         return [token_ids(each.generate(PROMPTS, sampling)) for sampling in SAMPLINGS]
@@ -111,6 +114,7 @@ def test_an_engine_that_is_made_meanwhile_gets_kernels_for_its_own_head() -> Non
     engine.compiler = BackgroundCompiler({}, [kernels.stage], start=lambda _: process)  # type: ignore[arg-type, return-value]
     engine.compiler.wait()
     assert not has_kernels(head)
+    unloaded(meanwhile)  # programs are compiled for real in tests of their own
     meanwhile.generate(PROMPTS, greedy(4))
     assert has_kernels(head)
     (later,) = engine.with_method(row).drafter.capabilities.models
