@@ -113,8 +113,9 @@ def test_drafts_and_trees_run_by_programs_of_layers(method: str, sampling: Sampl
     wanted = engine_of(tiny(), tiny(seed=1), method).generate(prompts, sampling)
     target, draft = tiny(), tiny(seed=1)
     calls = [by_layers(each) for each in (target, draft)]
-    found = engine_of(target, draft, method).generate(prompts, sampling)
-    assert token_ids(found) == token_ids(wanted)
+    engine = engine_of(target, draft, method)
+    engine.verification = None  # rules are compiled for real in tests of their own
+    assert token_ids(engine.generate(prompts, sampling)) == token_ids(wanted)
     assert all(each.calls for each in calls)
 
 
