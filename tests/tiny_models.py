@@ -9,6 +9,7 @@ Legend: T tokens.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +111,22 @@ def tiny_module(
 def tiny(family: str = "llama", seed: int = 0, name: str = "model", **settings: Any) -> HFModel:
     """The same, ready to score."""
     return HFModel(tiny_module(family, seed, **settings), name=name)
+
+
+COMPILED: dict[str, Any] = {
+    "vocab_size": 300,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 256,
+}
+"""Sizes of models that tests compile for real: few of them, so that these tests find each other's
+programs in the cache folder."""
+
+
+def save_compiled(folder: Path, seed: int) -> Path:
+    """Saves a Llama of these sizes; returns the folder. What is loaded from it has one program in
+    all tests: its configuration is part of the program's key, and saving adds to it."""
+    tiny_module(seed=seed, **COMPILED).save_pretrained(folder)
+    return folder
 
 
 def ragged_prompts(

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import save_model, save_tokenizer
+from conftest import save_tokenizer
+from tiny_models import COMPILED, save_compiled
 from typer.testing import Result
 
 from outrider import METHODS, Engine, Sampling, load
@@ -112,15 +113,12 @@ def test_a_wrong_greedy_output_fails_the_command(
 
 
 @pytest.mark.slow
-def test_a_compiled_demo(
-    run: Run, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_demo(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With models of one layer and the same shape, which share programs, and short drafts, since
     each drafted token makes their programs longer; however long it takes to compile them."""
     monkeypatch.setattr("outrider.cli.demo._MOST_COMPILING", 1e9)
-    _, draft = pair
-    target = tmp_path / "target"
-    save_model(target, 1, save_tokenizer(target), layers=1)
+    target, draft = (save_compiled(tmp_path / str(seed), seed) for seed in (0, 1))
+    assert save_tokenizer(target) == save_tokenizer(draft) == COMPILED["vocab_size"]
     models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
     result = run("demo", *models, "--max-new-tokens", 24, "--num-speculative-tokens", 2)
     assert result.exit_code == 0, result.output

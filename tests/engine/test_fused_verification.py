@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from interpreted_graphs import interpreted, traced, untraced
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import COMPILED, engine_of, greedy, ragged_prompts, tiny, token_ids
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -32,7 +32,7 @@ from outrider.engine.warming import programs_of, warm_up
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.verification_program import MOST_NODES, DraftKind
-from outrider.runtime.kernels.build import find_compiler
+from outrider.runtime.kernels.build import find_compiler, load_kernels
 from outrider.sampling import Warp
 from outrider.verifiers import (
     Bild,
@@ -219,12 +219,13 @@ def test_verdicts_that_are_solved_for_equal_those_of_the_rule(
     those that have mass, and looks for a solution without sorting; some rows need the sort after
     all, and top-k 1 leaves one token. A race opens few blocks of tokens first, and all where these
     do not suffice, as in flat distributions. Drawn and chosen tokens differ in q alone, so that
-    one setting of mentored decoding has programs for both, and each other one has one of them."""
+    one setting of mentored decoding has programs for both, and each other one has one of them. Sizes
+    and truncations recur after twelve rounds."""
     maker = Counted()
     verification = CompiledVerifier(maker)
     truncations = [*TRUNCATIONS, {"top_k": 1}]
-    for seed in range(24):
-        rows, drawn = (1, 3)[seed % 2], drawns[seed * len(drawns) // 24]
+    for seed in range(12 * len(drawns)):
+        rows, drawn = (1, 3)[seed % 2], drawns[seed // 12]
         settings: dict[str, Any] = {"num_drafted": 1 + seed % 4, **truncations[seed % 6]}
         temperature = 5.0 if seed % 6 == 0 else 0.8
         draft, *rest = case(rows, drawn, temperature, seed, V=num_tokens, **settings)
@@ -674,11 +675,11 @@ def test_each_rule_and_vocabulary_has_its_own_cache_key() -> None:
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Rejection(), Greedy(), Mentored(0.1), Coupled()], ids=repr)
-def test_compiled_verdicts_equal_those_of_the_rule(
-    rule: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    verification = CompiledVerifier(compiled_program)
+def test_compiled_verdicts_equal_those_of_the_rule(rule: Any) -> None:
+    """With the kernels, and for as many tokens as ``test_a_compiled_demo`` has, so that one of the
+    two finds the programs of the other in the cache folder."""
+    load_kernels()
+    verification, V = CompiledVerifier(compiled_program), COMPILED["vocab_size"]
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)
         drawn: Any = "iid" if rule.needs == "distribution" else "chosen"
@@ -686,7 +687,7 @@ def test_compiled_verdicts_equal_those_of_the_rule(
     for seed in range(30):
         by_distribution = rule.needs == "distribution"
         drawn, temperature = ("iid", 0.8) if by_distribution else ("chosen", 0.0)
-        round_ = case(1 + seed % 3, drawn, temperature, seed, **TRUNCATIONS[seed % 5])
+        round_ = case(1 + seed % 3, drawn, temperature, seed, V=V, **TRUNCATIONS[seed % 5])
         found, wanted = verification(rule, *round_), verify_eagerly(rule, *round_)
         assert torch.equal(found.verdict.num_accepted_B, wanted.verdict.num_accepted_B)
         assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)

@@ -2,18 +2,20 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from exact_outputs import assert_exact, near
 from interpreted_graphs import interpreted, without_compiler
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import engine_of, greedy, ragged_prompts, save_compiled, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 from torch import nn
 from torch.export import ExportedProgram
+from transformers import LlamaForCausalLM
 
-from outrider import Sampling
+from outrider import Sampling, load_model
 from outrider.core.errors import (
     InvalidParameterError,
     KernelError,
@@ -195,14 +197,19 @@ def test_models_in_other_precisions_keep_the_libraries(dtype: torch.dtype) -> No
 @pytest.mark.slow
 @pytest.mark.vector_width
 @pytest.mark.vector_loops
-def test_compiled_for_real() -> None:
+def test_compiled_for_real(tmp_path: Path) -> None:
     """Kernels and the code generator together: the text of the model as it was. One layer and short
-    drafts make small programs, of which there are two: target and draft have the same shape."""
+    drafts make small programs, of which there are two: target and draft have the same shape, which
+    ``test_a_compiled_demo`` has, too."""
     prompts = ragged_prompts([9])
-    sizes = {"num_hidden_layers": 1}
-    plain = engine_of(tiny(**sizes), tiny(seed=1, **sizes), γ=2)
-    before = token_ids(plain.generate(prompts, greedy(20)))
-    target, draft = tiny(**sizes), tiny(seed=1, **sizes)
+    folders = [save_compiled(tmp_path / str(seed), seed) for seed in (0, 1)]
+
+    def pair() -> list[HFModel]:
+        modules = map(LlamaForCausalLM.from_pretrained, folders)
+        return [load_model(each.float().eval()) for each in modules]
+
+    before = token_ids(engine_of(*pair(), γ=2).generate(prompts, greedy(20)))
+    target, draft = pair()
     for model in (target, draft):
         prepare(model, "auto", own=True)
         assert isinstance(model.module.lm_head, NarrowLinear)
