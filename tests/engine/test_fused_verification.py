@@ -219,8 +219,8 @@ def test_verdicts_that_are_solved_for_equal_those_of_the_rule(
     those that have mass, and looks for a solution without sorting; some rows need the sort after
     all, and top-k 1 leaves one token. A race opens few blocks of tokens first, and all where these
     do not suffice, as in flat distributions. Drawn and chosen tokens differ in q alone, so that
-    one setting of mentored decoding has programs for both, and each other one has one of them. Sizes
-    and truncations recur after twelve rounds."""
+    one setting of mentored decoding has programs for both, and each other one has one of them.
+    Sizes and truncations recur after twelve rounds."""
     maker = Counted()
     verification = CompiledVerifier(maker)
     truncations = [*TRUNCATIONS, {"top_k": 1}]
