@@ -32,7 +32,8 @@ from outrider.engine.warming import programs_of, warm_up
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.verification_program import MOST_NODES, DraftKind
-from outrider.runtime.kernels.build import find_compiler, load_kernels
+from outrider.runtime.kernels import use_kernels
+from outrider.runtime.kernels.build import find_compiler
 from outrider.sampling import Warp
 from outrider.verifiers import (
     Bild,
@@ -678,7 +679,7 @@ def test_each_rule_and_vocabulary_has_its_own_cache_key() -> None:
 def test_compiled_verdicts_equal_those_of_the_rule(rule: Any) -> None:
     """With the kernels, and for as many tokens as ``test_a_compiled_demo`` has, so that one of the
     two finds the programs of the other in the cache folder."""
-    load_kernels()
+    use_kernels(nn.Linear(8, 8))  # which tells the tracer of them, too
     verification, V = CompiledVerifier(compiled_program), COMPILED["vocab_size"]
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)
