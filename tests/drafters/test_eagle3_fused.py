@@ -100,10 +100,10 @@ def test_outputs_equal_those_of_trees_grown_level_by_level(
     """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
     monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
     sampling = TREE_SAMPLINGS[name]
-    topology = Topology.rank_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)])
+    topology = Topology.rank_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 0, 0)])
     tree = {"method": "eagle3-tree", "of_method": {"topology": topology, "children": children}}
-    for batch in (1, 3):
-        prompts = ragged_prompts([9, 3, 1, 14], 23)
+    for batch, lengths in ((1, [9, 1]), (3, [9, 3, 1, 14])):
+        prompts = ragged_prompts(lengths, 23)
         wanted = engine(batch, compiled=False, **tree).generate(prompts, sampling)
         before = CountedHeadExecutor.calls
         by_program = engine(batch, compiled=True, **tree)

@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from scipy.special import xlogy
 from torch import Tensor
 
 from outrider.core import Divergence, output_distribution
@@ -47,6 +49,18 @@ def distributions(kind: str, V: int, seed: int, R: int = 8) -> tuple[Tensor, Ten
     probs_2RV[..., 0] += empty_2R.double()
     p_RV, q_RV = probs_2RV / probs_2RV.sum(2, keepdim=True)
     return p_RV, q_RV
+
+
+def spent(divergence: str, p: np.ndarray, pi: np.ndarray) -> float:
+    """The divergence of positive probabilities, from its definition. SLSQP computes it tens of
+    thousands of times, for which numpy is fast enough."""
+    if divergence == "kl":
+        return float(xlogy(p, p / pi).sum())
+    if divergence == "rkl":
+        return float((pi * np.log(pi / p)).sum())
+    if divergence == "tv":
+        return float(np.abs(p - pi).sum() / 2)
+    return float((p**2 / pi).sum()) - 1
 
 
 def measure(divergence: str, p_RV: Tensor, pi_RV: Tensor) -> Tensor:
@@ -95,8 +109,9 @@ def check(rule: Mentored, p_RV: Tensor, q_RV: Tensor) -> None:
 def test_the_budget_is_met_and_never_exceeded(
     divergence: str, kind: str, searches: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Ten thousand solutions over all cases, by the search of eager and of captured code."""
-    for seed in range(28):
+    """Ten thousand solutions over all cases by the search of eager code, and half of them by that
+    of captured code, which takes twice as long, with each size of the vocabulary."""
+    for seed in range(0, 28, 2 if searches is capturing else 1):
         V = [2, 3, 5, 17, 60, 300, 2000][seed % 7]
         D = 10 ** (-4 + 4.2 * seed / 27)
         p_RV, q_RV = distributions(kind, V, seed)
@@ -178,23 +193,24 @@ def best_by_slsqp(
     p, q = p_V[free_V].numpy(), q_V[free_V].numpy()
     V = len(p)
 
-    def spent(z):
-        pi = torch.tensor(z[:V]).clamp(min=1e-13)
-        return float(measure(divergence, torch.tensor(p), pi))
+    def left(z):
+        return D - spent(divergence, p, np.maximum(z[:V], 1e-13))
 
+    by_pi, by_t = np.eye(2 * V)[:V], np.eye(2 * V)[V:]  # gradients of what is linear
     result = minimize(
         lambda z: -z[V:].sum(),
         list(start_V[free_V].numpy()) + list(torch.minimum(start_V, q_V)[free_V].numpy()),
+        jac=lambda z: -by_t.sum(0),
         method="SLSQP",
         bounds=[(1e-12, 1)] * V + [(0, x) for x in q],
         constraints=[
-            {"type": "eq", "fun": lambda z: z[:V].sum() - 1},
-            {"type": "ineq", "fun": lambda z: z[:V] - z[V:]},
-            {"type": "ineq", "fun": lambda z: D - spent(z)},
+            {"type": "eq", "fun": lambda z: z[:V].sum() - 1, "jac": lambda z: by_pi.sum(0)},
+            {"type": "ineq", "fun": lambda z: z[:V] - z[V:], "jac": lambda z: by_pi - by_t},
+            {"type": "ineq", "fun": left},
         ],
         options={"maxiter": 500, "ftol": 1e-13},
     )
-    feasible = spent(result.x) <= D + 1e-7 and abs(result.x[:V].sum() - 1) < 1e-8
+    feasible = left(result.x) >= -1e-7 and abs(result.x[:V].sum() - 1) < 1e-8
     return -float(result.fun) if feasible else 0.0
 
 

@@ -31,7 +31,16 @@ def test_contract() -> None:
     assert max(found.values()) < 1e-12
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ρ found by few bisections: most of an enumeration's time goes into them, and its result
+    does not depend on how many there are, as
+    ``test_the_distribution_does_not_depend_on_how_well_rho_is_found`` shows."""
+    monkeypatch.setattr(spectr, "_NUM_BISECTIONS", 2 * spectr._HALVINGS)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("by_depth", [False, True], ids=["by sequence", "by depth"])
 @pytest.mark.parametrize("row_tokens", [2, 3, 4])
 def test_lossless_by_enumeration(by_depth: bool, row_tokens: int) -> None:
@@ -47,6 +56,7 @@ def test_lossless_by_enumeration(by_depth: bool, row_tokens: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(
     ("target", "drafter"),
     [
@@ -127,6 +137,7 @@ class Captured(Spectr):
             return super().__call__(draft, p_BNV, rng)
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("parents", [[0, 0, 0], TWO_BY_TWO])
 def test_captured_code_is_lossless(parents: list[int]) -> None:
     drafter = TreeDrafter(GUESS, parents)
@@ -225,6 +236,7 @@ def test_mutants_are_rejected_on_siblings(mutant: Spectr) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 def test_mutants_are_rejected_on_sequences() -> None:
     drafter = TreeDrafter(GUESS, TWO_BY_TWO)
     assert enumerate_round(TARGET, drafter, AlwaysK(), 4, length=3).total_variation > 1e-2
