@@ -72,10 +72,18 @@ def untraced(each: Any) -> Program:
     return own_code(each)
 
 
-def without_compiler(engine: Engine) -> Engine:
-    """Makes the engine run its compiled verification by interpreted graphs, if it has any."""
+def without_compiler(engine: Engine, *, traces_rules: bool = True) -> Engine:
+    """Makes the engine run its compiled verification by interpreted graphs, if it has any.
+
+    Args:
+        engine: the engine.
+        traces_rules: whether the rules' programs are traced. Tests of drafts need not: those of
+            ``engine/test_fused_verification.py`` trace the programs of all rules.
+    """
     if engine.verification is not None:
-        make = lambda module, trace, own: interpreted(module, trace)  # noqa: E731
+        make = lambda module, trace, own: (  # noqa: E731
+            interpreted(module, trace) if traces_rules else untraced(module)
+        )
         shape = engine.drafter.capabilities.tree_shape
         engine.verification = CompiledVerifier(make, shape)
     return engine
