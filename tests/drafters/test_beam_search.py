@@ -1,5 +1,7 @@
 """Beam search is that of ``transformers``, hypothesis for hypothesis, with one shared cache."""
 
+from itertools import product
+
 import pytest
 import torch
 from interpreted_graphs import untraced
@@ -94,9 +96,15 @@ def test_without_an_end(family: str) -> None:
         assert all(len(h.token_ids) == 12 for h in found)
 
 
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.8, 2.5])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+ENDS: list[tuple[str, float, EarlyStopping]] = [
+    *(("llama", *each) for each in product((1.0, 0.0, -0.8, 2.5), (False, True, "never"))),
+    *(("gpt2", *each) for each in ((1.0, True), (0.0, "never"), (-0.8, False), (2.5, True))),
+    *(("gemma2", *each) for each in ((1.0, "never"), (0.0, False), (-0.8, True), (2.5, "never"))),
+]
+"""Every length penalty with every way to stop; neither depends on what the model computes."""
+
+
+@pytest.mark.parametrize(("family", "length_penalty", "early_stopping"), ENDS)
 def test_with_ends(family: str, length_penalty: float, early_stopping: EarlyStopping) -> None:
     """One and two end-of-sequence tokens, several prompts; most outputs end early."""
     model, lengths = tiny(family, 5, dtype=torch.float64, std=0.15), set()

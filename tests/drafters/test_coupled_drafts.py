@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from interpreted_graphs import untraced, without_compiler
-from test_fused_drafts import SAMPLED, drafting, governed
+from test_fused_drafts import SAMPLED, draft_model, drafting, governed
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
@@ -43,12 +43,12 @@ def assert_same(found: Any, wanted: Any) -> None:
 def test_what_is_accepted_equals_that_of_step_by_step_drafts(sampling: Sampling) -> None:
     """In a ragged batch, one row of which is greedy, and whose rows leave."""
     samplings = [sampling, sampling, greedy(20)]
-    steps = engine_of(tiny(), tiny(seed=1), "coupled", max_batch_size=3)
+    steps = engine_of(tiny(), draft_model(), "coupled", γ=3, max_batch_size=3)
     wanted = steps.generate(PROMPTS, samplings)
     draft, graph = drafting()
-    found = engine_of(tiny(), draft, "coupled", max_batch_size=3).generate(PROMPTS, samplings)
-    assert_same(found, wanted)
-    assert set(graph._drafts) == {CoupledPlan(4)}
+    engine = engine_of(tiny(), draft, "coupled", γ=3, max_batch_size=3)
+    assert_same(engine.generate(PROMPTS, samplings), wanted)
+    assert set(graph._drafts) == {CoupledPlan(3)}
     assert graph.calls > 3
 
 
@@ -56,21 +56,21 @@ def test_drafts_of_the_target_itself_are_accepted() -> None:
     """Draft and rule draw with the same noise, which programs generate by themselves."""
     draft, graph = drafting(seed=0)
     sampling = replace(SAMPLED, max_new_tokens=21)
-    engine = without_compiler(engine_of(tiny(seed=0), draft, "coupled", max_batch_size=3))
-    for one in engine.generate(PROMPTS, sampling):
-        assert one.stats.accepted == one.stats.drafted == 16
-    assert set(graph._drafts) == {CoupledPlan(4)}
+    engine = engine_of(draft_model(seed=0), draft, "coupled", γ=3, max_batch_size=3)
+    for one in without_compiler(engine).generate(PROMPTS, sampling):
+        assert one.stats.accepted == one.stats.drafted == 15
+    assert set(graph._drafts) == {CoupledPlan(3)}
 
 
 def test_greedy_rows_take_the_program_of_other_chains() -> None:
     draft, graph = drafting()
-    engine_of(tiny(), draft, "coupled").generate(PROMPTS[:1], greedy(12))
-    assert set(graph._drafts) == {ChainPlan(4)}
+    engine_of(tiny(), draft, "coupled", γ=3).generate(PROMPTS[:1], greedy(12))
+    assert set(graph._drafts) == {ChainPlan(3)}
 
 
 @pytest.mark.parametrize("settings", [{"draft_confidence": 0.02}, {"draft_length": "survival:0.9"}])
 def test_drafts_that_stop_take_one_program_per_token(settings: dict[str, Any]) -> None:
-    steps = engine_of(tiny(), tiny(seed=1), "coupled", max_batch_size=3, **settings)
+    steps = engine_of(tiny(), draft_model(), "coupled", max_batch_size=3, **settings)
     wanted = steps.generate(PROMPTS, SAMPLED)
     draft, graph = drafting()
     engine = engine_of(tiny(), draft, "coupled", max_batch_size=3, **settings)
@@ -80,7 +80,7 @@ def test_drafts_that_stop_take_one_program_per_token(settings: dict[str, Any]) -
 
 def test_governed_drafts_are_put_together_from_few_programs() -> None:
     """Later programs draw with the noise of later positions."""
-    steps = engine_of(tiny(), tiny(seed=1), "coupled", γ=4, max_batch_size=3)
+    steps = engine_of(tiny(), draft_model(), "coupled", γ=4, max_batch_size=3)
     wanted = steps.generate(PROMPTS, SAMPLED)
     draft, graph = drafting()
     assert_same(governed(draft, 4, "coupled").generate(PROMPTS, SAMPLED), wanted)
@@ -89,7 +89,7 @@ def test_governed_drafts_are_put_together_from_few_programs() -> None:
 
 def test_programs_are_compiled_ahead() -> None:
     draft, graph = drafting()
-    engine = engine_of(tiny(), draft, "coupled")
+    engine = engine_of(tiny(), draft, "coupled", γ=3)
     for stage in programs_of(engine):
         if "drafts of" in stage.what:
             stage.make()

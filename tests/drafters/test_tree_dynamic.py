@@ -37,7 +37,8 @@ RULES: dict[str, Verifier] = {
 
 
 def toy(seed: int, num_tokens: int = V) -> HFModel:
-    return tiny("llama", seed, dtype=torch.float64, vocab_size=num_tokens, std=0.25)
+    small = {"vocab_size": num_tokens, "num_hidden_layers": 1, "std": 0.25}
+    return tiny("llama", seed, dtype=torch.float64, **small)
 
 
 def distribution(num_rows: int) -> Distribution:
