@@ -14,7 +14,7 @@ from outrider.methods import METHODS
 TARGET = worded(0)
 DRAFT = worded(3)
 PROMPTS = ragged_prompts([5, 1, 9, 3])
-NUM = 12
+NUM = 8
 SAMPLING = Sampling(
     temperature=0.9,
     top_k=40,
