@@ -397,7 +397,7 @@ class Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``. Both run by the models'
         compiled programs. If this engine was loaded with programs, the other one compiles none: its
-        verification rules run by those that are in the cache folder, or eagerly.
+        head and its verification rules run by those that are in the cache folder, or eagerly.
 
         Args:
             method: a method that needs nothing else than the models, or the head, of this engine.
@@ -517,16 +517,16 @@ class Engine:
 
     def _share_programs_of(self, other: Engine) -> None:
         """Runs by the programs of another engine on the same models. Where that one compiles none
-        any more, neither does this one: of its rules' programs it loads those that are in the cache
-        folder."""
-        from outrider.engine.warming import load_rules
+        any more, neither does this one: of the programs of its heads and rules it loads those that
+        are in the cache folder."""
+        from outrider.engine.warming import load_own
 
         other._programs.add(*self._programs.schedulers)
         self._programs, self._num_changes = other._programs, other._programs.num_changes
         if (late := self._programs.late_kernels) is not None:
             late.add_heads(self)  # this engine has heads of its own
         if other.verification is not None and other.verification.sealed:
-            load_rules(self)
+            load_own(self)
 
     def request(
         self,

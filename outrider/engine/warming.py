@@ -13,8 +13,9 @@ from typing import NamedTuple, cast
 
 import torch
 
-from outrider.core import Verifier
+from outrider.core import Capabilities, Verifier
 from outrider.engine.engine import Engine
+from outrider.runtime import HFModel
 from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.executors.prepare import draft_stages, layer_stages, stages
@@ -85,11 +86,16 @@ def missing_of(programs: Sequence[Stage]) -> list[Stage]:
     return [stage for stage in programs if not make(stage, Missing.LEAVE)]
 
 
-def load_rules(engine: Engine) -> None:
-    """Loads the programs of the engine's verification rules that are in the cache folder; it does
-    without the others, and compiles none afterwards."""
-    if engine.verification is not None:
-        engine.verification.sealed = True
+def load_own(engine: Engine) -> None:
+    """Loads the programs of the engine's heads and verification rules that are in the cache folder;
+    it does without the others, and compiles none afterwards. Models that it shares with other
+    engines keep the programs that they have: a request of those may be running."""
+    _seal(engine, True)
+    able, shared = engine.drafter.capabilities, {id(engine.target), id(engine.draft)}
+    for head in able.models:
+        if id(head) not in shared:
+            for stage in (*_drafts(head, able), *_longer_drafts(head, able)):
+                make(stage, Missing.LEAVE)
     for stage in _rules(engine):
         make(stage, Missing.LEAVE)
 
@@ -148,22 +154,41 @@ def _seal(engine: Engine, sealed: bool) -> None:
 
 def _passes(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
+    yield from _stages(engine.target, able, trees=able.drafts_trees)
+    for model in able.models:
+        yield from _drafts(model, able)
+
+
+def _drafts(model: HFModel, able: Capabilities[HFModel]) -> Iterator[Stage]:
+    """The programs of a drafter's model, but for those of longer drafts."""
     plan = cast("DraftPlan | None", able.fused_tree)
-    own = [(model, able.fused_lengths[:1], able.runs_trees, plan) for model in able.models]
-    for model, drafts, trees, fused in [(engine.target, (), able.drafts_trees, None), *own]:
-        num_forwards = len(stages(model, trees=trees))
-        found = stages(model, drafts, coupled=able.shares_noise, trees=trees, plan=fused)
-        for number, (what, make) in enumerate(found):
-            exact = number < num_forwards and model.exact  # heads have no pass of their own
-            yield Stage(f"{what} of {model.name}", make, exact)
+    yield from _stages(model, able, able.fused_lengths[:1], able.runs_trees, plan)
+
+
+def _stages(
+    model: HFModel,
+    able: Capabilities[HFModel],
+    drafts: Sequence[int] = (),
+    trees: bool = False,
+    plan: DraftPlan | None = None,
+) -> Iterator[Stage]:
+    num_forwards = len(stages(model, trees=trees))
+    found = stages(model, drafts, coupled=able.shares_noise, trees=trees, plan=plan)
+    for number, (what, make) in enumerate(found):
+        exact = number < num_forwards and model.exact  # heads have no pass of their own
+        yield Stage(f"{what} of {model.name}", make, exact)
 
 
 def _further_drafts(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
     for model in able.models:
-        for length in able.fused_lengths[1:]:
-            for what, make in draft_stages(model, length, coupled=able.shares_noise):
-                yield Stage(f"{what} of {model.name}", make, exact=False)
+        yield from _longer_drafts(model, able)
+
+
+def _longer_drafts(model: HFModel, able: Capabilities[HFModel]) -> Iterator[Stage]:
+    for length in able.fused_lengths[1:]:
+        for what, make in draft_stages(model, length, coupled=able.shares_noise):
+            yield Stage(f"{what} of {model.name}", make, exact=False)
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:

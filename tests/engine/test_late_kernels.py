@@ -20,6 +20,7 @@ from outrider.engine.late_kernels import LateKernels
 from outrider.engine.warming import Stage, unloaded
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
+from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.kernels import NarrowLinear
 
@@ -120,6 +121,21 @@ def test_an_engine_that_is_made_meanwhile_gets_kernels_for_its_own_head() -> Non
     (later,) = engine.with_method(row).drafter.capabilities.models
     assert has_kernels(later)
     assert not kernels._todo
+
+
+def test_an_engine_that_is_made_of_a_sealed_one_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither for its own head nor for its rules: a request would wait for the compiler."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))  # which has no programs
+    compiling = Mock(side_effect=RuntimeError)
+    monkeypatch.setattr(compile_cache, "_compile", compiling)
+    engine = engine_of(at_once(), None, "eagle3", 3)
+    unloaded(engine)
+    other = engine.with_method(METHODS["eagle3"])
+    for sampling in SAMPLINGS:
+        assert token_ids(other.generate(PROMPTS, sampling))
+    assert not compiling.called
 
 
 class Recorder:
