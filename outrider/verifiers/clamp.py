@@ -140,9 +140,12 @@ class ClampPath:
     ) -> Tensor:
         """The ρ at which D equals the budget, or falls short of it by at most a millionth.
 
-        A bracketed Newton iteration on the square root of D, which is nearly linear in ρ. The
-        number of its steps depends on the distributions, so captured code divides the bracket into
-        sections instead, a fixed number of times, and evaluates D at all their ends at once.
+        A bracketed Newton iteration on the square root of D, which is nearly linear in ρ. Where a
+        step would leave the bracket, or is more than half as long as the one before, the bracket is
+        halved instead: where tokens join A, the slope of D changes at once, and steps may go back
+        and forth over that point. The number of steps depends on the distributions, so captured
+        code divides the bracket into sections instead, a fixed number of times, and evaluates D at
+        all their ends at once.
         """
         aim = _AIM * budget
         if is_captured():
@@ -161,7 +164,12 @@ class ClampPath:
             return ~done_R1.all() & (num_steps < _MAX_STEPS)
 
         def newton(
-            rho_R1: Tensor, low_R1: Tensor, high_R1: Tensor, _: Tensor, num_steps: Tensor
+            rho_R1: Tensor,
+            low_R1: Tensor,
+            high_R1: Tensor,
+            moved_R1: Tensor,
+            _: Tensor,
+            num_steps: Tensor,
         ) -> tuple[Tensor, ...]:
             P_2R1, m_2R1, rest_R1 = self.masses(rho_R1)
             D_R1 = mass_divergence(self.divergence, P_2R1, m_2R1).sum(0) + rest_R1
@@ -174,14 +182,17 @@ class ClampPath:
             ratio_R1 = (aim / D_R1).sqrt()
             next_R1 = rho_R1 - 2 * D_R1 * (1 - ratio_R1) / (slope_B_R1 - slope_A_R1)
             inside_R1 = (next_R1 > low_R1) & (next_R1 < high_R1)
+            inside_R1 &= (next_R1 - rho_R1).abs() <= moved_R1 / 2
             next_R1 = torch.where(inside_R1, next_R1, (low_R1 + high_R1) / 2)
-            rho_R1 = torch.where(done_R1, rho_R1, next_R1)
-            return rho_R1, low_R1, high_R1, done_R1, num_steps + 1
+            next_R1 = torch.where(done_R1, rho_R1, next_R1)
+            moved_R1 = (next_R1 - rho_R1).abs()
+            return next_R1, low_R1, high_R1, moved_R1, done_R1, num_steps + 1
 
         rho_R1 = torch.where(whole_R1, self.least_R1, start_R1)
         none_R1, num_steps = torch.zeros_like(whole_R1), rho_R1.new_zeros((), dtype=torch.int64)
-        state = rho_R1, self.least_R1, self.top_R1, none_R1, num_steps
-        rho_R1, _, high_R1, done_R1, _ = repeat_while(some_row_is_open, newton, state)
+        far_R1 = torch.full_like(rho_R1, torch.inf)
+        state = rho_R1, self.least_R1, self.top_R1, far_R1, none_R1, num_steps
+        rho_R1, _, high_R1, _, done_R1, _ = repeat_while(some_row_is_open, newton, state)
         return torch.where(done_R1, rho_R1, high_R1)
 
     def blog(self, budget: float) -> Tensor:
