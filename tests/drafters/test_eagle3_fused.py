@@ -1,5 +1,6 @@
 """A head's draft by one program equals the draft made step by step, and outputs are the same."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ from tiny_heads import CountedHeadExecutor, target_of, tiny_head
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling, Speculation
+from outrider.core.errors import OutriderWarning
 from outrider.drafters.heads import eagle3_model, head_model
 from outrider.drafters.heads.eagle3 import Eagle3Drafter
 from outrider.drafters.heads.fused_tree import (
@@ -23,8 +25,11 @@ from outrider.engine import Engine
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS, heads
 from outrider.methods.method import Parts
+from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.parity import compare
+from outrider.runtime.kernels.build import find_compiler
 
 
 def engine(
@@ -129,6 +134,31 @@ def test_outputs_equal_those_of_trees_grown_level_by_level(
         # The program of the best tokens by rank knows the head's logits only, without penalties.
         has_program = children != "chosen" or sampling.repetition_penalty is None
         assert (CountedHeadExecutor.calls > before + 3) == has_program
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_a_head_and_the_rule_of_its_trees_are_compiled_for_real() -> None:
+    """Its tree of sampled children, and the rule, which has loops."""
+    tree: dict[str, Any] = {
+        "method": "eagle3-tree",
+        "of_method": {"topology": Topology.rank_paths([(0,), (1,), (0, 0)]), "children": "iid"},
+    }
+    prompts, sampling = ragged_prompts([9, 3], 23), TREE_SAMPLINGS["sampled"]
+    wanted = engine(2, compiled=False, **tree).generate(prompts, sampling)
+    by_program = engine(2, compiled=True, **tree)
+    (head,) = by_program.drafter.capabilities.models
+    assert head.compiled is not None
+    head.compiled.make = compiled_program
+    shape = by_program.drafter.capabilities.tree_shape
+    by_program.verification = rules = CompiledVerifier(compiled_program, shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutriderWarning)
+        found = by_program.generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    for programs in (head.compiled._programs, rules._programs):
+        assert programs
+        assert all(programs.values())
 
 
 @pytest.mark.parametrize("kind", [GreedyHeadTreeDraft, SampledHeadTreeDraft])
