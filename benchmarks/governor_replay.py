@@ -91,6 +91,9 @@ class Machine:
         costs: measured times; they do not change.
         rows: the largest batch.
         lengths: draft lengths, ascending from 0.
+
+    Attributes:
+        lengths: all draft lengths from 0 to the longest.
     """
 
     def __init__(self, costs: RoundCosts, rows: int, lengths: tuple[int, ...]) -> None:

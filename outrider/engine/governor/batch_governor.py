@@ -24,7 +24,8 @@ kept. These rules keep the choice calm and cheap:
     balance      where reviews are possible, eight rounds that drafted and together were slower than
                  rounds without drafts are followed by 16 without, or until a review, and by twice
                  as many each time that it happens again, up to 128. Acceptance and times may be
-                 overestimated; the clock sees both. Rounds that gained earn reviews
+                 overestimated; the clock sees both. A review begins the count of rounds anew.
+                 Rounds that gained earn reviews
 """
 
 from collections.abc import Sequence
@@ -437,6 +438,6 @@ class Balance:
         return rows is self._rows and now < self._ends and not have_changed(rows)
 
     def lift(self) -> None:
-        """Ends the pause: something new is known."""
+        """Ends the pause and forgets the rounds before it: something new is known."""
         self._ends = self._num_rounds = 0
         self._gained = 0.0
