@@ -89,7 +89,8 @@ def group(nodeid: str) -> str:
 
 @cache
 def _traces(file: Path) -> bool:
-    return re.search(r"\b(interpreted|InterpretedDrafts)\b", file.read_text()) is not None
+    named = r"\b(interpreted|InterpretedDrafts|from test_fused_drafts)\b"
+    return re.search(named, file.read_text()) is not None
 
 
 def pytest_collection_finish() -> None:
