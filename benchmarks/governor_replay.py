@@ -5,8 +5,9 @@
 At temperature 0 an output does not depend on what is drafted. So the target generates each output
 once, the draft model says at which of its tokens it is right, and any choice of draft lengths can
 be replayed: how many tokens each round commits is known, and how long it takes was measured when
-the engine was loaded. A replay of an output takes milliseconds, runs no model, and gives the same
-on a busy machine, so that changes of the governor can be told apart that a clock cannot.
+the engine was first loaded, and kept in the cache folder. A replay of an output takes milliseconds,
+runs no model, and does not depend on what else the machine does, so that it shows effects of a
+change that a clock cannot.
 
 Texts and drafts are those of ``benchmarks.governor``. Each seed is a governor of its own, which
 keeps what it has learned from one cell to the next. It sees times with noise, and begins with times
@@ -351,7 +352,15 @@ def markdown(report: dict[str, Any]) -> str:
         for draft, found in report["drafts"].items()
     ]
     lines += page.table(
-        ("draft", "text", "batch", "over plain", "best length", "its over plain", "over best"),
+        (
+            "draft",
+            "text",
+            "batch",
+            "governor over plain",
+            "best length",
+            "best over plain",
+            "governor over best",
+        ),
         (
             (
                 *(draft, text, size, _shown(cell["over_plain"]), cell["best"]),
@@ -383,7 +392,7 @@ def subject_of(options: argparse.Namespace, draft: str) -> Subject:
     """Loads a pair, measures its rounds, and generates the outputs.
 
     Raises:
-        SystemExit: the draft is a head: it has no draft model that could be asked apart.
+        SystemExit: the draft is a head, or the times of rounds could not be measured.
     """
     source = options.draft or assets.draft_path()
     with TemporaryDirectory() as folder:
@@ -396,14 +405,20 @@ def subject_of(options: argparse.Namespace, draft: str) -> Subject:
             max_batch_size=max(options.batches),
         )
     if engine.draft is None or engine.governor is None:
-        raise SystemExit(f"{source} has no draft model that could be asked apart: name one")
+        raise SystemExit(f"{source} is not a draft model; only drafts of such models are replayed")
+    costs = engine.governor.costs(GREEDY, 0)
+    if costs.is_empty:
+        raise SystemExit(
+            "the times of rounds were not measured, since the machine was busy: start again when "
+            "it is idle; they are then kept in the cache folder"
+        )
     outputs = {
         (text, size): outputs_of(
             engine, prompts_of(text, size, engine.target.num_tokens), options.tokens
         )
         for text, size in itertools.product(options.texts, options.batches)
     }
-    sources, costs = engine.governor.sources, engine.governor.costs(GREEDY, 0)
+    sources = engine.governor.sources
     machine = Machine(costs, max(options.batches), sources.lengths)
     fixed = [length for length in sources.lengths if length <= options.longest]
     return Subject(machine, sources, outputs, fixed)

@@ -1,5 +1,6 @@
 """Replays of outputs: what rounds commit, how long they take, and the page."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 import pytest
@@ -83,21 +84,20 @@ class _Counted(Fixed):
         self.num_rounds += 1
 
 
-class _Options:
-    seeds, turns, noise, error = 2, 4, 0.05, 0.1
+OPTIONS = Namespace(seeds=2, turns=4, noise=0.05, error=0.1)
 
 
 def test_the_governor_finds_the_best_length(machine: Machine) -> None:
     """Drafts that are always right are long, and those that never are cost little."""
     outputs = {("right", 1): [output([1], 96)], ("wrong", 2): [output([0], 96)] * 2}
     subject = Subject(machine, Sources(LENGTHS), outputs, (0, 1, 2, 5, 8))
-    cells = replay_cells(subject, _Options())  # type: ignore[arg-type]
+    cells = replay_cells(subject, OPTIONS)
     assert cells["right, 1"]["best"] == 8
     assert 0.9 < cells["right, 1"]["over_best"].mean <= 1
     assert cells["wrong, 2"]["best"] == 0
     assert 0.95 < cells["wrong, 2"]["over_plain"].mean <= 1
-    assert 0.8 < replay_mixed(subject, _Options()).mean <= 1  # type: ignore[arg-type]
-    again = replay_cells(subject, _Options())  # type: ignore[arg-type]
+    assert 0.8 < replay_mixed(subject, OPTIONS).mean <= 1
+    again = replay_cells(subject, OPTIONS)
     assert again == cells, "a replay depends on its seed alone"
 
 
