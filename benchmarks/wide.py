@@ -31,6 +31,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.grouped import rounded
+from outrider.runtime.kernels.packing import pack, pack_groups
 from outrider.runtime.kernels.processors import processor
 from outrider.runtime.prefill import unsampled_context
 
@@ -60,14 +61,14 @@ def shapes(module: nn.Module) -> list[tuple[int, int]]:
 
 def packed(weight: Tensor) -> Tensor:
     """The weight in bfloat16, packed for the kernels."""
-    result: Tensor = torch.ops.outrider.pack(weight, False)
+    result: Tensor = pack(weight, False)
     return result
 
 
 def packed_in_few_bits(weight: Tensor, bits: int) -> Tensor:
     """The weight as Q8_0 or Q4_0 has it, packed for the kernels."""
     few = rounded(weight, bits, math.gcd(GROUP, weight.shape[1]), offsets=False)
-    result: Tensor = torch.ops.outrider.pack_groups(few.values_NK, few.scale_NG, None, bits)
+    result: Tensor = pack_groups(few.values_NK, few.scale_NG, None, bits)
     return result
 
 

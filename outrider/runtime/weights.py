@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
 from outrider.runtime.kernels import NarrowLinear
+from outrider.runtime.kernels.packing import pack
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -88,7 +89,7 @@ def staged(module: nn.Module, weights: Mapping[str, Tensor], name: str = "model"
             )
         weight = weight.to(parameter.dtype)
         if layer is not None:
-            weight = torch.ops.outrider.pack(weight, True)
+            weight = pack(weight, True)
         pairs.append((parameter, weight.to(parameter.device)))
     return StagedWeights(tuple(pairs))
 

@@ -20,7 +20,12 @@ from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.prepare import prepare, stages
 from outrider.runtime.kernels import build
 from outrider.runtime.kernels.build import load_kernels
-from outrider.runtime.kernels.exact import exact_mode, inexact_operator, use_exact_operators
+from outrider.runtime.kernels.exact import (
+    exact_mode,
+    inexact_operator,
+    is_exact_mode,
+    use_exact_operators,
+)
 from outrider.runtime.prefill import unsampled_context
 
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -96,13 +101,12 @@ def test_threads_share_work_without_changing_a_bit() -> None:
 
 def test_exact_mode_ends_with_its_context() -> None:
     """Nested ones too, and those that an exception ends."""
-    is_on = torch.ops.outrider.is_exact_mode
-    assert not is_on()
+    assert not is_exact_mode()
     with exact_mode():
         with contextlib.suppress(RuntimeError), exact_mode():
             torch.ones(2) @ torch.ones(3)
-        assert is_on()
-    assert not is_on()
+        assert is_exact_mode()
+    assert not is_exact_mode()
 
 
 @vector_width

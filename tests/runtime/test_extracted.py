@@ -94,6 +94,28 @@ def test_where_mapped_files_are_not_listed_the_folder_stays(
     assert loader_of(package, CPU).folder.exists()
 
 
+def test_a_program_that_calls_operators_by_name_is_loaded_by_torch(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader alone reads the file that lists them."""
+    monkeypatch.setattr("outrider.runtime.executors.extracted.kernels_are_loaded", lambda: True)
+    loaded: list[Path] = []
+
+    def shared(path: Path) -> Path:
+        assert path.read_text() == "machine code"
+        loaded.append(path)
+        return path
+
+    monkeypatch.setattr("outrider.runtime.executors.extracted.SharedLibrary", shared)
+    mapped = load_library(package, CPU)
+    assert loaded == [mapped]
+    assert not loaded[0].exists()
+    with ZipFile(package, "a") as archive:
+        archive.writestr(LIBRARY.replace(".so", ".json"), "{}")
+    assert not loader_of(package, CPU).folder.exists()
+    assert loaded == [mapped]
+
+
 def mapped_programs() -> list[str]:
     """The libraries of programs that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outrider.runtime.kernels import build, use_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight, rounded
+from outrider.runtime.kernels.packing import pack_groups
 
 pytestmark = [
     pytest.mark.vector_width,
@@ -138,7 +139,7 @@ def test_sizes_that_do_not_divide_are_refused(inputs: int, group: int) -> None:
 def test_packing_refuses_what_the_kernels_do_not_read() -> None:
     use_kernels(nn.Linear(8, 8))
     values, scale = torch.zeros(2, 40, dtype=torch.int8), torch.zeros(2, 2).half()
-    with pytest.raises(RuntimeError, match="40 inputs are not 2 groups of a multiple of 8"):
-        torch.ops.outrider.pack_groups(values, scale, None, 4)
-    with pytest.raises(RuntimeError, match="integers of 3 bits"):
-        torch.ops.outrider.pack_groups(values, scale[:, :1], None, 3)
+    with pytest.raises(ValueError, match="40 inputs are not 2 groups of a multiple of 8"):
+        pack_groups(values, scale, None, 4)
+    with pytest.raises(ValueError, match="integers of 3 bits"):
+        pack_groups(values, scale[:, :1], None, 3)

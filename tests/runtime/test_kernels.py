@@ -14,6 +14,7 @@ from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.kernels import NARROW, build, processors, use_kernels
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, rounded
+from outrider.runtime.kernels.packing import pack
 
 pytestmark = [
     pytest.mark.vector_width,
@@ -193,7 +194,7 @@ def test_kernels_for_few_bits_are_compiled_for_the_first_model_that_needs_them(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_few_bits_are_loaded", False)
     monkeypatch.setattr(build, "compile_kernels", compile_kernels)
-    monkeypatch.setattr("ctypes.CDLL", Mock())
+    monkeypatch.setattr(build, "_load", Mock())
     assert not build.kernels_are_missing()
     monkeypatch.setattr(build, "kernels_are_loaded", lambda: False)
     assert build.kernels_are_missing()
@@ -315,8 +316,8 @@ def test_bfloat16_inputs_have_the_bits_of_float32_sums(
     torch.manual_seed(0)
     weight = torch.randn(outputs, inputs).bfloat16()
     load_kernels()
-    pairs = torch.ops.outrider.pack(weight, False)
-    floats = torch.ops.outrider.pack(weight.float(), True)
+    pairs = pack(weight, False)
+    floats = pack(weight.float(), True)
     assert (pairs.dtype, floats.dtype) == (torch.bfloat16, torch.float32)
     b = torch.randn(outputs) if bias else None
     for tokens in (1, 2, 3, 5, 11, 12, 13, 15, 40):
@@ -452,13 +453,13 @@ def test_the_kind_is_what_the_processor_and_the_user_allow(
 
 def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each as it was packed, whether it fits what is left of a chunk, a new one, or none."""
-    monkeypatch.setattr("outrider.runtime.kernels.layers._Pages._CHUNK", 8192)
+    monkeypatch.setattr("outrider.runtime.kernels.pages.Pages._CHUNK", 8192)
     widths = (8, 20, 40, 3, 200)
     layers = nn.Sequential(*(nn.Linear(32, width) for width in widths))
     weights = [layer.weight.detach().clone() for layer in layers]
     use_kernels(layers, compact=True)
     for layer, weight in zip(layers, weights, strict=True):
-        assert torch.equal(layer.weight, torch.ops.outrider.pack(weight, False))
+        assert torch.equal(layer.weight, pack(weight, False))
         assert layer.weight.data_ptr() % 64 == 0
     storages = {layer.weight.untyped_storage().data_ptr() for layer in layers}
     assert 1 < len(storages) < len(widths)

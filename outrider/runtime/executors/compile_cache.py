@@ -50,6 +50,7 @@ from outrider.runtime.kernels import (
     truncation,
 )
 from outrider.runtime.kernels.graph_passes import KernelPasses
+from outrider.runtime.kernels.operators import FUNCTIONS
 from outrider.runtime.kv_cache.storage import write_at
 from outrider.sampling.truncate import truncated
 from outrider.sampling.warp import distributions
@@ -90,7 +91,7 @@ _SHIMS = {
     "mean": f"{_HANDLE}, int32_t",
     "layer_norm": f"{_HANDLE}, const {_HANDLE}*, const {_HANDLE}*, double",
     "truncated": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}",
-    **dict.fromkeys(exact.FUNCTIONS, _HANDLE),
+    **dict.fromkeys(FUNCTIONS, _HANDLE),
 }
 
 

@@ -1,18 +1,19 @@
-"""Loads compiled programs, and removes the files that torch extracts for them.
+"""Loads compiled programs, and removes the files that are extracted for them.
 
-torch extracts a program's archive to a temporary folder, maps the library in it, and removes the
-folder with the program: never, if the process is killed before. A library that is mapped needs its
-file no more. So a process removes the folder at once, its own and no other's, and leaves nothing
-however it ends.
+A library that is mapped needs its file no more, so that of a program is extracted to a temporary
+folder, mapped, and removed at once. torch's own loader removes the folder with the program: never,
+if the process is killed before. What it has extracted, and nothing of another process, is removed
+here, too.
 
-Linux lists what a process has mapped; on other systems the folder stays as long as the program. It
-does on CUDA, too, where a program reads its kernels from the folder when it first runs.
+Linux lists what a process has mapped; on other systems torch's folder stays as long as the program.
+It does on CUDA, too, where a program reads its kernels from the folder when it first runs.
 """
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from zipfile import ZipFile
 
@@ -35,14 +36,26 @@ def load_library(path: Path, device: torch.device) -> Library:
     Raises:
         Exception: what torch raises, for a file cut short or a library that is missing.
     """
+    if device.type != "cpu":
+        return TorchLibrary(path, device)
+    if kernels_are_loaded() and (library := _shared_library(path)):
+        return library
     with _LOADING:
-        if device.type != "cpu":
-            return TorchLibrary(path, device)
-        shared = kernels_are_loaded()
-        library = SharedLibrary(path) if shared else TorchLibrary(path, device)
+        loaded = TorchLibrary(path, device)
         for folder in _extracted(path):
             shutil.rmtree(folder, ignore_errors=True)
-    return library
+    return loaded
+
+
+def _shared_library(path: Path) -> SharedLibrary | None:
+    """The library in an archive; none if it calls operators by their names, which torch's loader
+    lists in a file beside it."""
+    with ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
+        if name.removesuffix(".so") + ".json" in archive.namelist():
+            return None
+        with TemporaryDirectory(prefix="outrider_") as folder:
+            return SharedLibrary(Path(archive.extract(name, folder)))
 
 
 def _extracted(path: Path) -> set[Path]:

@@ -1,4 +1,4 @@
-"""A compiled program that is loaded: its library, by our own operator or by torch's binding."""
+"""A compiled program that is loaded: its library, by our own operators or by torch's binding."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Library(Protocol):
 
 
 class SharedLibrary:
-    """A program whose calls let Python's other threads run."""
+    """A program whose calls let Python's other threads run (``program.cpp``)."""
 
     def __init__(self, path: Path) -> None:
+        """Loads the library at ``path``, which is not needed afterwards."""
         operators = torch.ops.outrider
         self._address = operators.load_program(str(path))
         # not by an operator: garbage may be collected while torch records those that are called
@@ -40,7 +41,7 @@ class SharedLibrary:
         return list(torch.ops.outrider.constant_names(self._address))
 
     def use_constants(self, tensors: dict[str, Tensor]) -> None:
-        torch.ops.outrider.use_constants(self._address, tensors)
+        torch.ops.outrider.use_constants(self._address, list(tensors), list(tensors.values()))
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         outputs: list[Tensor] = self._run(self._address, inputs)

@@ -9,8 +9,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "share.h"
+#include "tensor.h"
 #include "vectors.h"
 
 namespace outrider {
@@ -256,17 +255,17 @@ struct Scratch {
 
 // Calls act with a number of the type: bfloat16 or float.
 template <typename F>
-inline void with_type(at::ScalarType dtype, const F& act) {
-  dtype == at::kBFloat16 ? act(BFloat16()) : act(float());
+inline void with_type(c10::ScalarType dtype, const F& act) {
+  dtype == c10::kBFloat16 ? act(BFloat16()) : act(float());
 }
 
 // T is the type of keys and values. What reads the mask and the queries, and writes the results, is
 // the little that is compiled for their types, too.
 template <typename T>
 struct Attention {
-  const at::Tensor &q, &k, &v, &mask;
+  const Tensor &q, &k, &v, &mask;
   float scale;
-  at::Tensor& out;
+  Tensor& out;
   int64_t H = q.size(1), N = q.size(2), C = q.size(3), S = k.size(2), D = v.size(3);
   int64_t group = H / k.size(1), room = S + kLanes;
 

@@ -9,16 +9,15 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <vector>
 
-#include "allocate.h"
 #include "attend.h"
+#include "buffer.h"
 #include "dots.h"
 #include "packed.h"
 #include "share.h"
+#include "tensor.h"
 #include "tiles.h"
 
 namespace outrider {
@@ -91,9 +90,9 @@ struct WideAttention {
       std::conditional_t<kHasDots && std::is_same_v<T, BFloat16>, PairProducts, FloatProducts>;
   static constexpr int64_t kInputs = Products::kInputs;
 
-  const at::Tensor &q, &k, &v, &mask;
+  const Tensor &q, &k, &v, &mask;
   float scale;
-  at::Tensor& out;
+  Tensor& out;
   int64_t H = q.size(1), N = q.size(2), C = q.size(3), S = k.size(2), D = v.size(3);
   int64_t G = k.size(1), group = H / G;
   int64_t slots = panels_of(S) * kPanel;  // in whole panels

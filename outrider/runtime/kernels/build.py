@@ -23,21 +23,18 @@ from torch.utils import cpp_extension
 from outrider.cache_folder import cache_folder
 from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.cached_files import cached_file, locked, space_note
+from outrider.runtime.kernels.operators import define_operators
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _Units = tuple[tuple[str, ...], ...]
 
 _KERNELS: _Units = (
-    ("attend", "linear"),
-    (
-        *("exact_mode", "operators", "packing", "program", "shims"),
-        *("elementwise", "move_slots", "truncate"),
-    ),
+    ("attend", "elementwise", "tensor", "truncate"),
+    ("linear", "exact_mode", "move_slots", "operators", "program", "shims"),
 )
-"""Names of the sources that are compiled together: the two that take longest, and the others, most
-of which need torch's operators, whose headers take seconds to read. Two units that take about as
-long as each other keep two cores busy."""
+"""Names of the sources that are compiled together. Two units that take about as long as each other
+keep two cores busy, and each reads torch's headers once."""
 
 _FEW_BITS: _Units = (("few_bits",),)
 
@@ -70,6 +67,7 @@ def load_kernels(*, few_bits: bool = False) -> bool:
     compiled = [each.result() for each in compiling]
     for library, _ in libraries:
         _load(library)
+    define_operators()
     _few_bits_are_loaded |= few_bits
     return any(compiled)
 

@@ -1,9 +1,10 @@
 #include "elementwise.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <cmath>
 
-#include "allocate.h"
 #include "share.h"
 #include "vectors.h"
 
@@ -25,9 +26,9 @@ static inline V gelu_tanh_of(const V& x) {
 
 // f of every element of x.
 template <V (*f)(const V&)>
-static at::Tensor elementwise(const at::Tensor& x) {
-  const at::Tensor input = x.to(at::kFloat).contiguous();
-  at::Tensor output = allocate(input.sizes(), at::kFloat);
+static Tensor elementwise(const Tensor& x) {
+  const Tensor input = contiguous(x, c10::kFloat);
+  Tensor output = allocate(input.sizes(), c10::kFloat);
   const float* from = input.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
   const int64_t size = input.numel(), vectors = (size + kLanes - 1) / kLanes;
@@ -37,11 +38,11 @@ static at::Tensor elementwise(const at::Tensor& x) {
       f(V::loadu(from + i, count)).store(to + i, count);
     }
   });
-  return output.to(x.scalar_type());
+  return converted(std::move(output), x.scalar_type());
 }
 
 #define OUTRIDER_DEFINE(name) \
-  at::Tensor name(const at::Tensor& x) { return elementwise<name##_of>(x); }
+  Tensor name(const Tensor& x) { return elementwise<name##_of>(x); }
 OUTRIDER_FUNCTIONS(OUTRIDER_DEFINE)
 
 // The sum of act(vector) over the vectors of a row; act maps zeros, the padding, to zeros.
@@ -59,7 +60,7 @@ static float sum_row(const float* row, int64_t size, const F& act) {
 
 // Calls act(row, from, size) for every row of x, which is (…, size), in float32.
 template <typename F>
-static void each_row(const at::Tensor& input, const F& act) {
+static void each_row(const Tensor& input, const F& act) {
   const int64_t size = input.size(-1), rows = size ? input.numel() / size : 0;
   const float* from = input.const_data_ptr<float>();
   share(rows, 1, 4 * size, [&](int64_t begin, int64_t end) {
@@ -67,26 +68,28 @@ static void each_row(const at::Tensor& input, const F& act) {
   });
 }
 
-at::Tensor mean(const at::Tensor& x, bool keepdim) {
-  const at::Tensor input = x.to(at::kFloat).contiguous();
-  c10::DimVector sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = 1;
-  at::Tensor means = allocate(sizes, at::kFloat);
+Tensor mean(const Tensor& x, bool keepdim) {
+  const Tensor input = contiguous(x, c10::kFloat);
+  c10::SmallVector<int64_t, 5> sizes(x.sizes().begin(), x.sizes().end());
+  if (keepdim)
+    sizes.back() = 1;
+  else
+    sizes.pop_back();
+  Tensor means = allocate(sizes, c10::kFloat);
   float* to = means.mutable_data_ptr<float>();
   each_row(input, [&](int64_t row, const float* from, int64_t size) {
     to[row] = sum_row(from, size, [](const V& v) { return v; }) / static_cast<float>(size);
   });
-  return (keepdim ? means : means.squeeze(-1)).to(x.scalar_type());
+  return converted(std::move(means), x.scalar_type());
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
-                      const std::optional<at::Tensor>& bias, double eps) {
-  const at::Tensor input = x.to(at::kFloat).contiguous();
-  at::Tensor output = allocate(input.sizes(), at::kFloat);
-  auto floats = [](const std::optional<at::Tensor>& each) {
-    return each && each->defined() ? each->to(at::kFloat).contiguous() : at::Tensor();
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  const Tensor input = contiguous(x, c10::kFloat);
+  Tensor output = allocate(input.sizes(), c10::kFloat);
+  auto floats = [](const Tensor& each) {
+    return each.defined() ? contiguous(each, c10::kFloat) : Tensor();
   };
-  const at::Tensor scale = floats(weight), shift = floats(bias);
+  const Tensor scale = floats(weight), shift = floats(bias);
   const float* scales = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
   const float* shifts = shift.defined() ? shift.const_data_ptr<float>() : nullptr;
   float* results = output.mutable_data_ptr<float>();
@@ -100,7 +103,7 @@ at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
     for (int64_t i = 0; i < size; i++)
       to[i] = to[i] * factor * (scales ? scales[i] : 1.f) + (shifts ? shifts[i] : 0.f);
   });
-  return output.to(x.scalar_type());
+  return converted(std::move(output), x.scalar_type());
 }
 
 }  // namespace outrider

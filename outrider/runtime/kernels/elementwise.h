@@ -9,9 +9,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
+#include "tensor.h"
 
 namespace outrider {
 
@@ -19,14 +17,14 @@ namespace outrider {
 #define OUTRIDER_FUNCTIONS(act) \
   act(exp) act(tanh) act(sin) act(cos) act(sigmoid) act(silu) act(gelu) act(gelu_tanh)
 
-#define OUTRIDER_DECLARE(name) at::Tensor name(const at::Tensor& x);
+#define OUTRIDER_DECLARE(name) Tensor name(const Tensor& x);
 OUTRIDER_FUNCTIONS(OUTRIDER_DECLARE)
 
 // The mean over the last dimension, which `keepdim` leaves with size 1.
-at::Tensor mean(const at::Tensor& x, bool keepdim);
+Tensor mean(const Tensor& x, bool keepdim);
 
-// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
-at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
-                      const std::optional<at::Tensor>& bias, double eps);
+// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension; weight and bias may be
+// undefined.
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 
 }  // namespace outrider

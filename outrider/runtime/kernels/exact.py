@@ -14,9 +14,11 @@ A compiled program consists of the same operators: :func:`use_exact_operators` p
 its graph before it is compiled.
 """
 
+import ctypes
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,9 +29,7 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.errors import UnsupportedModelError
-
-FUNCTIONS = ("exp", "tanh", "sin", "cos", "sigmoid", "silu", "gelu", "gelu_tanh")
-"""Elementwise functions among the kernels."""
+from outrider.runtime.kernels.operators import FUNCTIONS
 
 _DTYPES = (torch.float32, torch.bfloat16)  # what the kernels compute; others stay with torch
 
@@ -55,11 +55,24 @@ _PRODUCTS = frozenset(("bmm", "matmul", "mm"))
 @contextmanager
 def exact_mode() -> Iterator[None]:
     """In this thread, the kernels replace torch's operators. They must be loaded."""
-    before = torch.ops.outrider.set_exact_mode(True)
+    set_mode = _in_library("outrider_set_exact_mode")
+    before = set_mode(True)
     try:
         yield
     finally:
-        torch.ops.outrider.set_exact_mode(before)
+        set_mode(before)
+
+
+def is_exact_mode() -> bool:
+    """Whether exact mode is on in this thread. The kernels must be loaded."""
+    return bool(_in_library("outrider_is_exact_mode")())
+
+
+@cache
+def _in_library(name: str) -> Callable[..., bool]:
+    function = ctypes.CDLL(None)[name]  # new for each call: nobody else sets its type
+    function.restype = ctypes.c_bool
+    return function
 
 
 def inexact_operator(run: Callable[[], object]) -> str | None:
@@ -216,7 +229,7 @@ class _Watch(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        watched = self.found is None and torch.ops.outrider.is_exact_mode()
+        watched = self.found is None and is_exact_mode()
         if watched and not _is_safe(func, args, kwargs):
             self.found = str(func)
         return func(*args, **kwargs)

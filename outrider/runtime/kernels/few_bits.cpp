@@ -3,7 +3,7 @@
 #include <map>
 #include <vector>
 
-#include "allocate.h"
+#include "buffer.h"
 #include "folded_tiles.h"
 #include "grouped.h"
 #include "grouped_dots.h"

@@ -17,7 +17,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
+
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "packed.h"
-#include "packing.h"
+#include "tensor.h"
 
 namespace outrider {
 
@@ -48,6 +48,8 @@ inline V load_half(const int8_t* from) {
 inline Pair load_halves(const int8_t* from) {
   return {load_half(from), load_half(from + kLanes * kHalfRows)};
 }
+
+constexpr int kStep = 8;  // inputs of a group whose integers are unpacked at once
 
 // The integers of kStep inputs for the outputs of a panel.
 template <int Bits, bool Offset>
@@ -210,7 +212,7 @@ struct Format {
   int64_t group, bits;
   bool offset;
 
-  Format(const at::Tensor& weight, int64_t K) : group(K / weight.size(1)) {
+  Format(const Tensor& weight, int64_t K) : group(K / weight.size(1)) {
     const int64_t rows = weight.size(2);
     bits = rows > group ? 8 : 4;
     offset = rows - group * bits / 8 > kHalfRows;
@@ -219,7 +221,7 @@ struct Format {
 
 // Calls act with the panels of a packed layer with K inputs.
 template <typename F>
-void with_format(const at::Tensor& weight, int64_t K, const F& act) {
+void with_format(const Tensor& weight, int64_t K, const F& act) {
   const int8_t* bytes = weight.const_data_ptr<int8_t>();
   const Format format(weight, K);
   const int64_t group = format.group;

@@ -20,11 +20,13 @@
 
 #include <ATen/cpu/vec/functional.h>
 
-#include "allocate.h"
+#include "buffer.h"
 #include "dots.h"
 #include "grouped.h"
 
 namespace outrider {
+
+constexpr int64_t kChunk = 32;  // inputs, of which groups have a multiple
 
 // Rounded inputs, and of each group the scale and -128 times the sum of its integers.
 struct RoundedInputs {

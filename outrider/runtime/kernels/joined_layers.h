@@ -2,18 +2,18 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 
 #include "share.h"
+#include "tensor.h"
 
 namespace outrider {
 
 // A layer, and which of all outputs its first one is.
 struct Layer {
-  at::Tensor weight, bias;
+  Tensor weight, bias;
   int64_t first, outputs, panels;
 
   const float* bias_at(int64_t n) const {

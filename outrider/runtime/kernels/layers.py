@@ -21,9 +21,11 @@ from transformers.masking_utils import eager_mask
 from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.kernels.build import load_kernels
-from outrider.runtime.kernels.exact import FUNCTIONS
 from outrider.runtime.kernels.few_bits_linear import use_few_bits_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear
+from outrider.runtime.kernels.operators import FUNCTIONS
+from outrider.runtime.kernels.packing import pack, pack_groups, pack_int8, pack_integer_dots
+from outrider.runtime.kernels.pages import Pages
 
 NARROW = 32
 """Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
@@ -73,7 +75,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     load_kernels(few_bits=any(map(_has_few_bits, module.modules())))
     _register_fakes()
     widest = _ANY if exact else NARROW
-    pages = _Pages()
+    pages = Pages()
     for name, layer in module.named_modules():
         if isinstance(layer, Int8Linear | GroupedLinear):
             _take_over(layer, pages)
@@ -86,7 +88,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
             if compact and layer.weight.ndim == 2:
                 # T5 converts what enters this layer to the dtype of its weight
                 keep_dtype = name.split(".")[-1] == "wo"
-                packed = torch.ops.outrider.pack(layer.weight.detach(), keep_dtype)
+                packed = pack(layer.weight.detach(), keep_dtype)
                 layer.weight = pages.parameter(packed)
     config: Any = getattr(module, "config", None)
     if config is None or module.dtype not in _DTYPES:
@@ -121,7 +123,7 @@ def use_grouped_kernels(module: nn.Module, name: str) -> None:
         )
         return
     _register_fakes()
-    pages = _Pages()
+    pages = Pages()
     for layer in layers:
         _take_over(layer, pages)
 
@@ -163,34 +165,15 @@ def _has_few_bits(layer: nn.Module) -> bool:
     return is_packed or isinstance(layer, Int8Linear | GroupedLinear)
 
 
-class _Pages:
-    """Large memory pages, filled one weight after the other."""
-
-    _CHUNK = 2**25
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def parameter(self, weight: Tensor) -> nn.Parameter:
-        """A copy of the weight in these pages."""
-        size = -(-weight.nbytes // 64) * 64
-        if size > self._free.numel():
-            self._free = torch.ops.outrider.pages(max(size, self._CHUNK))
-        place, self._free = self._free[: weight.nbytes], self._free[size:]
-        return nn.Parameter(place.view(weight.dtype).view(weight.shape).copy_(weight), False)
-
-
-def _take_over(layer: Int8Linear | GroupedLinear, pages: _Pages) -> None:
+def _take_over(layer: Int8Linear | GroupedLinear, pages: Pages) -> None:
     """Turns a quantised layer into a ``NarrowLinear`` with the same weights, which rounds no inputs
     unless they are to be rounded to eight bits."""
     if isinstance(layer, Int8Linear):
-        packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
+        packed = pack_int8(layer.weight, layer.scale_N)
         del layer.weight, layer.scale_N
     else:
-        pack = torch.ops.outrider.pack_groups
-        if layer.rounds_inputs:
-            pack = torch.ops.outrider.pack_integer_dots
-        packed = pack(layer.weight, layer.scale_NG, layer.offset_NG, layer.bits)
+        pack_weight = pack_integer_dots if layer.rounds_inputs else pack_groups
+        packed = pack_weight(layer.weight, layer.scale_NG, layer.offset_NG, layer.bits)
         del layer.weight, layer.scale_NG, layer.offset_NG
     layer.__class__ = NarrowLinear  # type: ignore[assignment]
     layer.weight = pages.parameter(packed)

@@ -3,26 +3,21 @@
 // The order of every sum depends on the model alone. So a token's result has the same bits whether
 // it is computed alone, inside a draft, a tree or a batch, and however long the KV buffers are.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <numeric>
 
-#include "allocate.h"
+#include "buffer.h"
 #include "dots.h"
 #include "few_bits.h"
 #include "joined_layers.h"
 #include "kernels.h"
 #include "packed.h"
-#include "packing.h"
 #include "rows.h"
 #include "tiles.h"
 
 namespace outrider {
 
 const FewBits* few_bits = nullptr;
-
-int64_t panel_outputs() { return kPanel; }
 
 namespace {
 
@@ -50,9 +45,9 @@ void multiply_layer(const Layer& layer, const float* x, float* y, int64_t M, int
 // y = x wᵀ + bias in float32, for all layers side by side, N outputs in all.
 void multiply(const float* x, float* y, const Layers& layers, int64_t M, int64_t K, int64_t N) {
   share_panels(layers, kPanel * K * M, [&](const Layer& layer, int64_t first, int64_t last) {
-    const at::ScalarType dtype = layer.weight.scalar_type();
-    const auto act = dtype == at::kChar       ? of_few_bits().multiply
-                     : dtype == at::kBFloat16 ? multiply_layer<BFloat16>
+    const c10::ScalarType dtype = layer.weight.scalar_type();
+    const auto act = dtype == c10::kChar       ? of_few_bits().multiply
+                     : dtype == c10::kBFloat16 ? multiply_layer<BFloat16>
                                               : multiply_layer<float>;
     act(layer, x, y, M, K, N, first, last);
   });
@@ -67,7 +62,7 @@ Pairs pairs_for(const Layers& layers, int64_t M, int64_t K, bool exact) {
   if (!kHasDots && !kHasTiles) return Pairs::kNone;
   auto all = [&](auto&& is) { return std::all_of(layers.begin(), layers.end(), is); };
   if (all([](const Layer& layer) {
-        return layer.weight.dim() == 3 && layer.weight.scalar_type() == at::kBFloat16;
+        return layer.weight.dim() == 3 && layer.weight.scalar_type() == c10::kBFloat16;
       })) {
     if (!exact && use_tiles(M, K)) return Pairs::kTiles;
     return kHasDots ? Pairs::kDots : Pairs::kNone;
@@ -97,11 +92,11 @@ void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const Layers& 
 }
 
 // The result of layers that round their inputs.
-at::Tensor rounded_linears(const at::Tensor& x, const Layers& layers, at::IntArrayRef sizes,
-                           int64_t M, int64_t K, bool exact) {
-  const bool narrow = x.scalar_type() == at::kBFloat16;
-  const at::Tensor input = (narrow ? x : x.to(at::kFloat)).contiguous();
-  at::Tensor out = allocate(sizes, input.scalar_type());
+Tensor rounded_linears(const Tensor& x, const Layers& layers, Sizes sizes, int64_t M, int64_t K,
+                       bool exact) {
+  const bool narrow = x.scalar_type() == c10::kBFloat16;
+  const Tensor input = contiguous(x, narrow ? c10::kBFloat16 : c10::kFloat);
+  Tensor out = allocate(sizes, input.scalar_type());
   const auto by = [&](auto multiply, const auto* from, auto* to) {
     multiply(from, to, layers, M, K, sizes.back(), exact);
   };
@@ -111,13 +106,12 @@ at::Tensor rounded_linears(const at::Tensor& x, const Layers& layers, at::IntArr
   else
     by(of_few_bits().multiply_rounded, input.const_data_ptr<float>(),
        out.mutable_data_ptr<float>());
-  return out.to(x.scalar_type());
+  return converted(std::move(out), x.scalar_type());
 }
 
 }  // namespace
 
-at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
-                   at::IntArrayRef outputs, int64_t widest) {
+Tensor linears(const Tensor& x, Tensors weights, Tensors biases, Sizes outputs, int64_t widest) {
   const int64_t K = x.size(-1), M = x.numel() / K;
   if (M > widest && weights[0].dim() == 2) return linears_by_torch(x, weights, biases);
   const int64_t N = std::accumulate(outputs.begin(), outputs.end(), int64_t{0});
@@ -126,31 +120,35 @@ at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList b
   Layers layers;
   int64_t first = 0;
   for (size_t i = 0; i < weights.size(); i++) {
-    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[i].to(at::kFloat).contiguous();
-    layers.push_back({weights[i].contiguous(), bias, first, outputs[i],
-                      (outputs[i] + kPanel - 1) / kPanel});
+    layers.push_back({contiguous(weights[i], weights[i].scalar_type()),
+                      biases.empty() ? Tensor() : contiguous(biases[i], c10::kFloat), first,
+                      outputs[i], (outputs[i] + kPanel - 1) / kPanel});
     first += outputs[i];
   }
   const bool exact = widest >= kAnyNumber;
   if (weights[0].dim() == 5) return rounded_linears(x, layers, sizes, M, K, exact);
   const Pairs kernel =
-      x.scalar_type() == at::kBFloat16 ? pairs_for(layers, M, K, exact) : Pairs::kNone;
+      x.scalar_type() == c10::kBFloat16 ? pairs_for(layers, M, K, exact) : Pairs::kNone;
   if (kernel != Pairs::kNone) {
-    at::Tensor out = allocate(sizes, at::kBFloat16);
-    const at::Tensor input = x.contiguous();
+    Tensor out = allocate(sizes, c10::kBFloat16);
+    const Tensor input = contiguous(x, c10::kBFloat16);
     multiply_pairs(kernel, input.const_data_ptr<BFloat16>(), out.mutable_data_ptr<BFloat16>(),
                    layers, M, K, N);
     return out;
   }
-  at::Tensor out = allocate(sizes, at::kFloat);
-  const at::Tensor input = x.to(at::kFloat).contiguous();
+  Tensor out = allocate(sizes, c10::kFloat);
+  const Tensor input = contiguous(x, c10::kFloat);
   multiply(input.const_data_ptr<float>(), out.mutable_data_ptr<float>(), layers, M, K, N);
-  return out.to(x.scalar_type());
+  return converted(std::move(out), x.scalar_type());
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest) {
-  return linears(x, weight, bias ? at::TensorList(*bias) : at::TensorList(), outputs, widest);
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t outputs,
+              int64_t widest) {
+  const Tensors biases = bias.defined() ? Tensors(&bias, 1) : Tensors();
+  return linears(x, Tensors(&weight, 1), biases, Sizes(&outputs, 1), widest);
 }
 
 }  // namespace outrider
+
+// For packing.py.
+extern "C" int64_t outrider_panel_outputs() { return outrider::kPanel; }

@@ -4,13 +4,12 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "tensor.h"
 
 namespace outrider {
 
 // Copies, in every buffer (B, H, S, C) of any dtype, the slots `lengths` + `index` (B, D) of each row
 // to the slots from `lengths` + `first` on. Reads all of a row's slots before it writes any.
-void move_slots(at::TensorList buffers, at::IntArrayRef lengths, const at::Tensor& index,
-                int64_t first);
+void move_slots(Tensors buffers, Sizes lengths, const Tensor& index, int64_t first);
 
 }  // namespace outrider

@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include <ATen/cpu/Utils.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -18,6 +17,10 @@
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 #include <immintrin.h>
+
+namespace at::cpu {
+bool init_amx();  // of ATen/cpu/Utils.h, which reads the headers of at::Tensor
+}
 #endif
 
 namespace outrider {

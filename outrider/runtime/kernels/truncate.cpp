@@ -6,7 +6,6 @@
 #include <functional>
 #include <vector>
 
-#include "allocate.h"
 #include "share.h"
 #include "vectors.h"
 
@@ -151,10 +150,10 @@ class Row {
 
 }  // namespace
 
-at::Tensor truncated(const at::Tensor& p, const at::Tensor& top_k, const at::Tensor& top_p,
-                     const at::Tensor& strict, const at::Tensor& min_p) {
-  const at::Tensor input = p.contiguous();
-  at::Tensor output = allocate(input.sizes(), at::kFloat);
+Tensor truncated(const Tensor& p, const Tensor& top_k, const Tensor& top_p,
+                 const Tensor& strict, const Tensor& min_p) {
+  const Tensor input = contiguous(p, c10::kFloat);
+  Tensor output = allocate(input.sizes(), c10::kFloat);
   const int64_t size = p.size(-1), each = p.numel() / std::max<int64_t>(p.size(0) * size, 1);
   const float* from = input.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();

@@ -4,13 +4,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "tensor.h"
 
 namespace outrider {
 
 // The distributions p (B, M, V), restricted to the tokens that the parameters of each row, all (B,),
 // keep, and renormalised: as sampling/truncate.py computes them. A row without parameters is copied.
-at::Tensor truncated(const at::Tensor& p, const at::Tensor& top_k, const at::Tensor& top_p,
-                     const at::Tensor& strict, const at::Tensor& min_p);
+Tensor truncated(const Tensor& p, const Tensor& top_k, const Tensor& top_p,
+                 const Tensor& strict, const Tensor& min_p);
 
 }  // namespace outrider

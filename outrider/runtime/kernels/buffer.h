@@ -1,18 +1,13 @@
-// Memory for results and for what is computed on the way, without torch's operators: their headers
-// take a compiler longer than most kernels.
+// Memory for what is computed on the way.
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 namespace outrider {
-
-// A new tensor, whose numbers are not set.
-at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
 
 // So many numbers, which are not set, from an address that is a multiple of a cache line.
 template <typename T>
