@@ -68,6 +68,20 @@ def test_drafting_nothing_is_measured_in_rounds_that_follow_each_other() -> None
     assert sum(length == 0 for length in found[-100:]) > 80
 
 
+def test_a_shorter_draft_is_measured_seldom_unless_little_is_missing() -> None:
+    """The longer draft shows all that the shorter one accepts, so that only its time may be wrong,
+    and not by so much."""
+
+    def shorter(step: float) -> int:
+        governor = knowing(1.0, step, 0.97)
+        found = lengths_of(governor, 300, (True,), lambda length, _: 1.0 + step * length)
+        assert sum(length == 8 for length in found) > 270
+        return sum(length < 8 for length in found[10:])
+
+    assert shorter(0.2) == 0
+    assert 0 < shorter(0.45) < 12
+
+
 def test_rows_that_come_or_go_are_no_reason_to_read_much_for_a_probe() -> None:
     """Nothing can be reviewed in the first round of other rows, but reviews still show whether
     drafts pay. The credit for probes that read first has grown meanwhile."""

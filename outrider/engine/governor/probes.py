@@ -29,7 +29,7 @@ ROUNDS_OF_NONE = 4
 
 _PROBE_AGE = 48
 _RETRY_AGE = 12
-_HOPEFUL = 0.9  # of the best rate, where reviews show acceptance
+_HOPEFUL = 0.9  # of the best rate, where reviews or longer drafts show acceptance
 _HOPEFUL_AGE, _HOPELESS_AGE = 96, 512
 _NEARLY = 0.9  # of the best rate, by drafting nothing
 _EARNED, _EARNED_LONG = 0.5, 0.7  # share of the cost of a retry that comes first, below and above 1
@@ -78,12 +78,14 @@ class Probes:
         """The option whose measurement is oldest, if it can be afforded: of the next shorter and
         the next longer draft and none; of the best length of another source; after rounds without
         drafts, of the shortest. Where reviews show acceptance, the latter is seldom tried, unless
-        little is missing: their times may be wrong."""
+        little is missing: their times may be wrong. So are shorter drafts and none beside longer
+        ones, which show all that the shorter ones accept."""
         candidates = []
         for promise, index in _neighbours(best, promises):
-            age = self.age(promise.source, promise.draft_lengths[index], best, num_rows, greedy)
-            if age >= _oldest(promise.rates[index], best, is_reviewed):
-                candidates.append((age, promise.option(index)))
+            option = promise.option(index)
+            age = self.age(option.source, option.length, best, num_rows, greedy)
+            if age >= _oldest(option, best, is_reviewed):
+                candidates.append((age, option))
         for _, option in sorted(candidates, key=lambda pair: -pair[0]):
             if is_reviewed and _reads_long(option, best):
                 continue
@@ -160,13 +162,15 @@ def _going_on(option: Option, best: Option) -> Retry | None:
     return None
 
 
-def _oldest(rate: float, best: Option, is_reviewed: bool) -> int:
-    """Rounds after which an option of this rate is measured again."""
+def _oldest(option: Option, best: Option, is_reviewed: bool) -> int:
+    """Rounds after which an option is measured again."""
+    is_hopeful = option.rate > _HOPEFUL * best.rate
     if best.length:
-        return _PROBE_AGE
+        is_part = option.source == best.source and option.length < best.length
+        return _HOPELESS_AGE if is_part and not is_hopeful else _PROBE_AGE
     if not is_reviewed:
         return _RETRY_AGE
-    return _HOPEFUL_AGE if rate > _HOPEFUL * best.rate else _HOPELESS_AGE
+    return _HOPEFUL_AGE if is_hopeful else _HOPELESS_AGE
 
 
 def _reads_long(option: Option, best: Option) -> bool:
