@@ -256,3 +256,33 @@ def test_drafts_that_gain_are_followed_by_no_pause() -> None:
         balance.add(now, Asked(0, 2, [2], behind=50), rows, tokens=1, seconds=40.0)
         balance.add(now, Asked(0, 2, [2], probe=True), rows, tokens=1, seconds=4.0)
         assert not balance.forbids(now, rows)
+
+
+def test_rounds_that_make_good_for_lost_ones_are_followed_by_no_pause() -> None:
+    """A choice stands for several rounds, so that drafts go on after eight rounds that lost."""
+    balance, rows, now = Balance(), [RowMemory(True)], 0
+    balance.plain_rate = 1.0
+    for _ in range(8):
+        balance.add(now := now + 1, Asked(0, 2, [2]), rows, tokens=1, seconds=2.0)
+    for gained in range(1, 8):
+        balance.add(now := now + 1, Asked(0, 2, [2]), rows, tokens=3, seconds=1.5)
+        assert balance.forbids(now, rows) == (1.5 * gained < 8.0)
+    balance.add(now := now + 1, Asked(0, 2, [2]), rows, tokens=3, seconds=1.5)
+    assert not balance.forbids(now, rows)  # eight rounds that gained begin the count anew
+
+
+def test_rounds_of_a_row_before_it_repeats_itself_do_not_count_with_those_after_it() -> None:
+    """Seven rounds lose, which a draft that is right after the change does not make good for."""
+    governor = Governor(Sources())
+    governor.assume(TIMES)
+    for repeats in (False, True):
+        governor.rates(Kind(True, repeats), 0).review([1.0] * 90 + [0.0] * 10, governor.now)
+    output: list[int] = []
+    rows, batch = [RowMemory(True, output=output)], BatchGovernor(governor)
+    assert batch.ask(rows, [8], True, reviewable=1).length
+    for accepted in [0] * 7 + [2]:
+        if accepted:
+            output += [7] * 20
+            rows[0].follow()
+        batch.learn(Asked(0, 2, [2]), rows, [accepted], True, 0.6, 2.2)
+    assert batch.ask(rows, [8], True).length

@@ -23,9 +23,10 @@ kept. These rules keep the choice calm and cheap:
                  begun or ceased to repeat themselves, so that a review is due (``repetition.py``)
     balance      where reviews are possible, eight rounds that drafted and together were slower than
                  rounds without drafts are followed by 16 without, or until a review, and by twice
-                 as many each time that it happens again, up to 128. Acceptance and times may be
-                 overestimated; the clock sees both. A review begins the count of rounds anew.
-                 Rounds that gained earn reviews
+                 as many each time that it happens again, up to 128, unless later rounds have made
+                 good for them. Acceptance and times may be overestimated; the clock sees both. A
+                 review begins the count of rounds anew, and so does a first draft after half of
+                 the rows have begun or ceased to repeat themselves. Rounds that gained earn reviews
 """
 
 from collections.abc import Sequence
@@ -337,11 +338,11 @@ class BatchGovernor:
         if length:
             self._drafted = self._now
         if length or reviewed:
+            if reviewed or have_changed(rows):
+                self._balance.lift()
             for row in rows:
                 row.has_changed = False
-        if reviewed:
-            self._balance.lift()
-        elif length:
+        if length and not reviewed:
             tokens = len(rows) + sum([n or 0 for n in accepted])
             gained = self._balance.add(self._now, asked, rows, tokens, total)
             if gained > 0 and self._is_reviewed:
@@ -403,7 +404,7 @@ class Balance:
         self.plain_rate = 0.0
         self._rows: Sequence[RowMemory] = ()
         self._num_rounds = 0
-        self._gained = 0.0
+        self._gained = self._lost = 0.0
         self._pause, self._ends = _PAUSE, 0
 
     def add(
@@ -426,18 +427,21 @@ class Balance:
             return 0.0
         gained = self._gained
         if gained < 0:
-            self._ends = now + self._pause
+            self._ends, self._lost = now + self._pause, -gained
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         else:
-            self._pause = _PAUSE
+            self._pause, self._ends = _PAUSE, 0
         self._num_rounds, self._gained = 0, 0.0
         return gained
 
     def forbids(self, now: int, rows: Sequence[RowMemory]) -> bool:
-        """Whether these rows are in a pause."""
-        return rows is self._rows and now < self._ends and not have_changed(rows)
+        """Whether these rows are in a pause. They are not where rounds for which a choice still
+        stood have made good for what was lost."""
+        if rows is not self._rows or now >= self._ends or have_changed(rows):
+            return False
+        return self._gained < self._lost
 
     def lift(self) -> None:
-        """Ends the pause and forgets the rounds before it: something new is known."""
+        """Ends the pause and forgets the rounds before it: they tell nothing of the next ones."""
         self._ends = self._num_rounds = 0
         self._gained = 0.0
