@@ -233,6 +233,16 @@ def test_reviews_are_seldom_where_reading_takes_long() -> None:
     assert 1 <= sum(each.reviews for each in run.asked) <= 6
 
 
+def test_a_review_does_not_recede_where_each_round_makes_it_dearer() -> None:
+    """By a fifteenth of a round, so that it would take longer than a round after some 16 rounds;
+    credit was saved up for four."""
+    simulation = Simulation(Machine(per_token=0.1, step=0.2), 4, can_review=True)
+    simulation.run(200, constant(0.95))
+    simulation.governor.review_credit = 4.0
+    asked = simulation.run(80, constant(0.02)).asked
+    assert sum(each.reviews for each in asked) >= 4
+
+
 def test_a_draft_model_that_lacks_much_lacks_it_after_a_review() -> None:
     """It has read the newest tokens alone; where it lacks few, it has read them all."""
     for behind, left in ((REVIEW_WIDTH, 1), (REVIEW_WIDTH + 1, REVIEW_WIDTH + 2)):

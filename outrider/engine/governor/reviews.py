@@ -18,7 +18,9 @@ may take 1 % of the time, and 5 % of what drafts have saved (``Governor.review_c
 of the rows have begun or ceased to repeat themselves, a review is due as soon as the credit pays
 for half of it, unless such rows accept next to nothing, or would gain little by accepting
 everything. Otherwise some credit is left for such a moment, and reviews that take longer than a
-round are seldom: at their price, no schedule finds a change soon.
+round are seldom: at their price, no schedule finds a change soon. So a review is also due just
+before it would take longer than a round. Else it would recede where each round makes it dearer by
+more than its share of a round.
 """
 
 from collections.abc import Sequence
@@ -74,15 +76,26 @@ class Reviews:
         if best.believed is None:
             return float("inf")
         governor, cost = self._governor, self._cost_of(best, rows, greedy)
-        pause, kept = _LEAST_AGE, 0.0
+        age = governor.now - governor.compared[greedy]
+        wait, kept = _LEAST_AGE - age, 0.0
         if not self._is_promising(rows, greedy):
             share = _AT_MOST * REVIEW_SHARE if cost < 1 else _DEAR_SHARE
-            pause, kept = max(pause, cost / share), _KEPT[greedy]
+            left = self._rounds_until_dear(cost, best, rows, greedy)
+            wait, kept = max(wait, min(cost / share - age, left)), _KEPT[greedy]
         return max(
             _LEAST_LABELS / len(rows) - reviewable,
-            pause - (governor.now - governor.compared[greedy]),
+            wait,
             ((_EARNED + kept) * cost - governor.review_credit) / REVIEW_SHARE,
         )
+
+    def _rounds_until_dear(
+        self, cost: float, best: Option, rows: Sequence[RowMemory], greedy: bool
+    ) -> float:
+        """Rounds for which a review of this cost may still wait if it is not to take longer than a
+        round. Infinite if it does already, or never will."""
+        growth = self._cost_of(best, rows, greedy, later=1) - cost
+        most = self._cost_of(best, rows, greedy, later=REVIEW_WIDTH)
+        return (1 - cost) / growth - 1 if growth > 0 and cost < 1 <= most else float("inf")
 
     def _is_promising(self, rows: Sequence[RowMemory], greedy: bool) -> bool:
         """Whether the rows have changed, are now such as sometimes accept, and would gain much if
@@ -95,11 +108,13 @@ class Reviews:
         odds = min([governor.rates(kind, 0).odds(1)[0] for kind in {row.kind for row in rows}])
         return odds < _HOPELESS and most * seconds[0] > _MUCH
 
-    def _cost_of(self, best: Option, rows: Sequence[RowMemory], greedy: bool) -> float:
-        """Rounds that a review now would take."""
+    def _cost_of(
+        self, best: Option, rows: Sequence[RowMemory], greedy: bool, later: int = 0
+    ) -> float:
+        """Rounds that a review would take after so many more rounds."""
         assert best.believed is not None
         governor = self._governor
-        num_read = min(governor.behind(0, rows), REVIEW_WIDTH)
+        num_read = min(governor.behind(0, rows) + later, REVIEW_WIDTH)
         reading = governor.costs(greedy, 0).catch_up(len(rows), num_read)
         return max(reading / best.believed.seconds, _LEAST_COST)
 
