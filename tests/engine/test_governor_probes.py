@@ -82,6 +82,16 @@ def test_a_shorter_draft_is_measured_seldom_unless_little_is_missing() -> None:
     assert 0 < shorter(0.45) < 12
 
 
+def test_a_draft_of_which_only_hope_is_left_is_compared_with_no_longer_one() -> None:
+    """It may pay if the row accepts more than is believed of it; the longer one promises less."""
+    governor = knowing(1.0, 0.45, 0.4)
+    governor.costs(True, 0).observe_plain(1, [1.0] * 60)  # no draft was measured lately
+    found = lengths_of(governor, 16, (False,), lambda length, _: 1.0 + 0.45 * length)
+    assert found[:3] == [1] * 3
+    assert max(found) == 1
+    assert found[-6:] == [0] * 6
+
+
 def test_rows_that_come_or_go_are_no_reason_to_read_much_for_a_probe() -> None:
     """Nothing can be reviewed in the first round of other rows, but reviews still show whether
     drafts pay. The credit for probes that read first has grown meanwhile."""

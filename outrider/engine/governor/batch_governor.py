@@ -12,7 +12,8 @@ kept. These rules keep the choice calm and cheap:
                  deviations (``spread.py``). Rounds without drafts would not show it
     catching up  what a draft model that fell behind must read first is spread over 32 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
-                 1.8 % where a draft model must catch up first. Some go on (``probes.py``)
+                 1.8 % where a draft model must catch up first. Some go on (``probes.py``). None is
+                 made instead of a hopeful draft, which itself is only tried
     reviews      where it can, a draft model that catches up is compared with what the target has
                  emitted, and no round drafts for it (``reviews.py``)
     standing     a choice stands for one round, and for twice as many, up to 8, each time that it
@@ -233,8 +234,8 @@ class BatchGovernor:
         self._balance.plain_rate = promises[0].rates[0]
         before, self._present = self._present, (best.source, best.length)
         self._standing = best
-        probe = None
-        if self._present == before:
+        probe, is_hopeful = None, any(best is each.hopeful for each in promises)
+        if self._present == before and not is_hopeful:
             is_reviewed = reviewable > 0 or (changed and self._is_reviewed)
             probe = self._probes.choose(best, promises, len(rows), greedy, is_reviewed)
         is_new = probe is not None and self._is_new(probe, best, len(rows), greedy)
