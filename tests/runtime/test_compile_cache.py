@@ -68,6 +68,7 @@ def test_is_compiled_once_and_reads_each_modules_own_weights(
         torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
     assert len(calls) == 1
     assert len(list(tmp_path.glob("programs/*.pt2"))) == 1
+    assert len(list(tmp_path.glob("programs/interface-*.o"))) == 1
     foreign = compiled_program(module, tracer(module, calls), own=False)
     assert len(calls) == 2
     torch.testing.assert_close(foreign([x_N4])[0], module(x_N4)[0])

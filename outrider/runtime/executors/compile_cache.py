@@ -40,6 +40,7 @@ from outrider.runtime.executors.extracted import load_library
 from outrider.runtime.executors.instruction_sets import instruction_sets_known
 from outrider.runtime.executors.library import Library
 from outrider.runtime.executors.parallel_regions import regions_where_they_pay
+from outrider.runtime.executors.program_interface import shared_interface
 from outrider.runtime.hardware import processor_name
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
@@ -170,7 +171,7 @@ def compiled_program(
             if _identity(path) == damaged:  # no other process compiled it in the meantime
                 _warn_of_another_version(path.parent)
                 found = trace() if program is None else program
-                _compile(found, path, _options(module, thorough))
+                _compile(found, path, _options(module, thorough), device)
     except LockedError as error:
         left.append(path)
         raise ProgramMissingError(str(error)) from error
@@ -267,7 +268,9 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
     return options
 
 
-def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+def _compile(
+    program: ExportedProgram, path: Path, options: dict[str, Any], device: torch.device
+) -> None:
     """Compiles to a file, which appears under its name once it is complete. Tensors that only the
     program has go to a second file beside it."""
     scratch = path.with_suffix(f".{os.getpid()}.pt2")
@@ -277,6 +280,8 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
         with warnings.catch_warnings(), torch.no_grad(), ExitStack() as stack:
             stack.enter_context(regions_where_they_pay())
             stack.enter_context(units_side_by_side())
+            if device.type == "cpu":
+                stack.enter_context(shared_interface())
             stack.enter_context(instruction_sets_known())
             warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
             torch._inductor.aoti_compile_and_package(

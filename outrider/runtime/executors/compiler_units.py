@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any
 from unittest.mock import patch
 
-_CALLS = ".wrapper"
+CALLS = ".wrapper"
 """How the name of the unit with the calls ends."""
 
 _REPLACING = RLock()
@@ -25,7 +25,7 @@ def units_side_by_side() -> Iterator[None]:
     build, running = CppBuilder.build, list[Future[None]]()
 
     def side_by_side(self: Any) -> None:
-        if self.get_target_file_path().endswith(f"{_CALLS}.o"):
+        if self.get_target_file_path().endswith(f"{CALLS}.o"):
             running.append(threads.submit(build, self))
             return
         if not self.get_target_file_path().endswith(".o"):
