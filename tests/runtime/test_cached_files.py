@@ -47,7 +47,7 @@ class Compiler:
         monkeypatch.setattr(compile_cache, "_compile", self.compile)
         monkeypatch.setattr(compile_cache, "_load", self.load)
 
-    def compile(self, program: object, path: Path, options: object) -> None:
+    def compile(self, program: object, path: Path, options: object, device: object) -> None:
         self.num_compiled += 1
         path.write_text("a program")
 
@@ -211,6 +211,7 @@ def test_a_model_runs_eagerly_where_the_disk_is_full(
         monkeypatch.setattr(torch, "save", fail)
     else:
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    monkeypatch.setattr("outrider.runtime.executors.program_interface.interface_object", fail)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(9, 9, 2**20))
     model = tiny()
     (prompt,) = ragged_prompts([6])

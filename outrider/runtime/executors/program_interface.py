@@ -50,7 +50,8 @@ _FLAGS = ("-O1", "-DNDEBUG", "-fPIC", "-std=c++20", "-w")
 
 @contextmanager
 def shared_interface() -> Iterator[None]:
-    """Makes Inductor compile programs without the interface, and link them with the shared one."""
+    """Makes Inductor compile programs without the interface, and link them with the shared one. One
+    thread at a time, as :func:`units_side_by_side` sees to."""
     from torch._inductor.cpp_builder import CppBuilder, get_cpp_compiler
 
     build, objects = CppBuilder.build, list[Future[Path]]()
