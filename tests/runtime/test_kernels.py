@@ -1,5 +1,7 @@
 """The kernels say what torch says, and say it with the same bits in passes of any width."""
 
+import errno
+import mmap
 import os
 from pathlib import Path
 from threading import Barrier
@@ -15,6 +17,7 @@ from outrider.runtime.kernels import NARROW, build, processors, use_kernels
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, rounded
 from outrider.runtime.kernels.packing import pack
+from outrider.runtime.kernels.pages import Pages
 
 pytestmark = [
     pytest.mark.vector_width,
@@ -106,6 +109,18 @@ def test_joined_layers_say_the_same_bits(compact: bool, bias: bool) -> None:
         x = torch.randn(2, tokens, 40)
         joined = torch.ops.outrider.linears(x, weights, biases, [33, 5, 70], NARROW)
         assert torch.equal(joined, torch.cat([layer(x) for layer in layers], -1))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [True, False])
+def test_torch_computes_joined_layers_for_many_tokens(bias: bool) -> None:
+    layers = [linear(40, outputs, bias, False) for outputs in (33, 5, 70)]
+    biases = [layer.bias for layer in layers if bias]
+    x = torch.randn(2, NARROW, 40)
+    weights = [layer.weight for layer in layers]
+    joined = torch.ops.outrider.linears(x, weights, biases, [33, 5, 70], NARROW)
+    wanted = [nn.functional.linear(x, layer.weight, layer.bias) for layer in layers]
+    assert torch.equal(joined, torch.cat(wanted, -1))
 
 
 @torch.inference_mode()
@@ -449,6 +464,18 @@ def test_the_kind_is_what_the_processor_and_the_user_allow(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert processors.processor() is kind
+
+
+def test_weights_lie_in_small_pages_where_the_system_refuses_large_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: object) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("mmap.mmap", Refusing)
+    weight = torch.randn(5, 7)
+    assert torch.equal(Pages().parameter(weight), weight)
 
 
 def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def is_exact_mode() -> bool:
 
 @cache
 def _in_library(name: str) -> Callable[..., bool]:
-    function = ctypes.CDLL(None)[name]  # new for each call: nobody else sets its type
+    function = ctypes.CDLL(None)[name]
     function.restype = ctypes.c_bool
     return function
 

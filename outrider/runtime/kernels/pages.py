@@ -3,6 +3,7 @@ once, and with small pages it would have to translate thousands of addresses.
 """
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,8 @@ def _map(num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
     size = -(-num_bytes // _PAGE) * _PAGE + _PAGE
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # advice: where it is ignored, pages are small
+    with suppress(OSError):  # a system without such pages refuses the advice, or ignores it
+        memory.madvise(mmap.MADV_HUGEPAGE)
     mapped = torch.frombuffer(memory, dtype=torch.uint8)
     first = -mapped.data_ptr() % _PAGE
     return mapped[first : first + num_bytes]
