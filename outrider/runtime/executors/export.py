@@ -15,6 +15,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from outrider.imports.garbage import collection_paused
+from outrider.runtime.executors.size_arithmetic import size_arithmetic_kept
 
 
 def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> ExportedProgram:
@@ -34,8 +35,8 @@ def export(module: nn.Module, inputs: Sequence[Any], sizes: Sequence[Any]) -> Ex
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within it, torch traces drafts in two thirds of the time, and models no more slowly. It does
-    not
+    """Within it, torch traces drafts in two thirds of the time, and models no more slowly. It
+    computes arithmetic of sizes once (``size_arithmetic.py``), and does not
 
     - write the Python code of a graph whenever a pass has changed the graph, but when it is run,
     - keep the results of operators by the symbolic sizes of their inputs, which takes at least as
@@ -49,6 +50,7 @@ def quick_tracing() -> Iterator[None]:
         stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
         stack.enter_context(_without_stack_traces())
         stack.enter_context(_without_memory_formats())
+        stack.enter_context(size_arithmetic_kept())
         stack.enter_context(collection_paused())
         yield
 
