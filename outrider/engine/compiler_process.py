@@ -29,7 +29,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from outrider.cache_folder import cache_folder
-from outrider.imports.garbage import importing
+from outrider.imports.garbage import collection_paused, importing
 from outrider.runtime.host_memory import available_bytes
 from outrider.runtime.host_processors import num_processors
 
@@ -197,9 +197,11 @@ def compile_programs(arguments: Mapping[str, Any], tell: Tell, *, layers: bool =
     for missing in (Missing.COMPILE_UNLOCKED, Missing.COMPILE):
         left = []
         for stage in todo:
-            if make(stage, missing):
-                tell(compiled=stage.number)
-            else:
+            with collection_paused():  # it takes a second after a large program
+                is_made = make(stage, missing)
+                if is_made:
+                    tell(compiled=stage.number)
+            if not is_made:
                 left.append(stage)
         todo = left
 
