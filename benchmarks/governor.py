@@ -4,7 +4,7 @@
 
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
 ``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
-generate 128 tokens for each prompt side by side, a step of one after a step of another
+generate 128 tokens for each prompt side by side, a few tokens of one after a few of another
 (``side_by_side.py``). They do so in turns, each with another seed, until the cell's seconds are
 spent. What counts is the median over the turns of the governor's tokens per second over plain
 decoding's in the same turn, with a bootstrap interval of 90 %, and likewise over the fixed length
@@ -124,17 +124,16 @@ def measure(
     """The speeds of a cell by turn, the ratios, and what the governor asked for.
 
     Args:
-        engines: of two that are level, the first one steps first; every other turn, the last one.
+        engines: by name.
         prompts: of all turns.
         sampling: its seed is the number of the turn.
         seconds: no turn begins after so many, once there are some.
     """
     turns: dict[str, list[float]] = {name: [] for name in engines}
-    names, began, turn = list(engines), time.perf_counter(), 0
+    began, turn = time.perf_counter(), 0
     while turn <= _LEAST_TURNS or time.perf_counter() - began < seconds:
         seeded = replace(sampling, seed=turn)
-        in_order = {name: engines[name] for name in names[:: 1 if turn % 2 else -1]}
-        for name, speed in side_by_side.speeds(in_order, prompts, seeded).items():
+        for name, speed in side_by_side.speeds(engines, prompts, seeded).items():
             turns[name].append(speed)
         turn += 1
     speeds = {name: each[1:] for name, each in turns.items()}

@@ -1,17 +1,24 @@
-"""Engines generate at the same time in one process, a step of one after a step of another.
+"""Engines generate at the same time in one process, a few tokens of one after a few of another.
 
 The speed of a processor that other work shares may change within seconds, by more than engines
-differ. Generations that run one after another differ by that change, too; engines whose steps
-alternate meet the same changes. The next step is always that of the engine whose rows have emitted
-the fewest tokens, so that all engines are at about the same place in the output, whatever the
-length of their drafts.
+differ. Generations that run one after another differ by that change, too; engines that alternate
+meet the same changes. The next one is always that whose rows have emitted the fewest tokens, so
+that all engines are at about the same place in the output, whatever the length of their drafts.
+
+An engine finds in the caches what the one before it has read: the weights of its target, or those
+of a draft model instead. Its first step then takes up to a tenth more or less time. So each goes on
+for several steps, and of those that are level, the next one is drawn at random.
 """
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider import Engine, Sampling
+
+BURST = 16
+"""Tokens for each row until another engine goes on."""
 
 
 def speeds(
@@ -20,14 +27,18 @@ def speeds(
     """Tokens per second of each engine, prefill included, over the seconds of its own steps.
 
     Args:
-        engines: by name. Where two have emitted the same number of tokens, the first one steps
-            first.
+        engines: by name.
         prompts: of the batch that each engine decodes.
-        sampling: of all rows; their outputs should have the same number of tokens.
+        sampling: of all rows; their outputs should have the same number of tokens. Its seed is also
+            that of the order of engines.
     """
+    order = random.Random(sampling.seed)
     runs = {name: _Run(engine, prompts, sampling) for name, engine in engines.items()}
     while running := [run for run in runs.values() if run.open_ids]:
-        min(running, key=lambda run: run.num_emitted).step()
+        run = min(running, key=lambda run: (run.num_emitted, order.random()))
+        goal = run.num_emitted + BURST * len(prompts)
+        while run.open_ids and run.num_emitted < goal:
+            run.step()
     return {name: run.num_emitted / run.seconds for name, run in runs.items()}
 
 
