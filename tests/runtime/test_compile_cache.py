@@ -1,7 +1,9 @@
 """Graphs compiled ahead of time are kept under what they were made from, and read live weights."""
 
+import gc
 import inspect
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +107,40 @@ def test_a_program_that_is_freed_during_tracing_leaves_no_trace(
     assert held() is None
     called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert called == [torch.ops.aten.add.Tensor]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_program_that_is_freed_keeps_neither_weights_nor_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All programs may use symbols of the one that is loaded first, whose library stays."""
+    build.load_kernels()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+
+    def memory_of_weights() -> "ref[array[float]]":
+        numbers = array("f", range(4))
+        module = Affine()
+        module.weight = nn.Parameter(torch.frombuffer(numbers, dtype=torch.float32))
+        program = compiled_program(module, tracer(module, []), own=True)
+        x_N4 = torch.ones(3, 4)
+        torch.testing.assert_close(program([x_N4])[0], module(x_N4)[0])
+        return ref(numbers)
+
+    memory_of_weights()  # compiled; the compiler keeps what it has traced
+    num_mapped = []
+    for _ in range(2):
+        weights = memory_of_weights()
+        gc.collect()
+        assert weights() is None
+        num_mapped.append(num_mapped_libraries())
+    assert num_mapped[0] == num_mapped[1]
+
+
+def num_mapped_libraries() -> int:
+    """Segments of programs' libraries that this process has mapped; 0 where it cannot be told."""
+    maps = Path("/proc/self/maps")
+    return maps.read_text().count(".wrapper.so") if maps.exists() else 0
 
 
 def lets_others_run(program: Program) -> bool:

@@ -33,6 +33,11 @@ _PATTERN = 'std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");'
 """The regular expression of torch's header that ``device_names.h`` does without, if it is the only
 one."""
 
+_MESSAGE = "static thread_local std::string g_aoti_last_error;"
+_KEPT_MESSAGE = "static thread_local std::string& g_aoti_last_error = *new std::string;"
+"""The interface's last error. Its destructor, which a thread runs when it ends, would keep the
+library of a program in memory until then; so the string has none, and stays behind instead."""
+
 _PRECEDING = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 """What precedes the interface in a unit."""
 
@@ -78,7 +83,8 @@ def interface_object(compiler: str) -> Path:
         RuntimeError: the compiler fails.
         OSError: there is none, or the folder cannot be written.
     """
-    text = _device_names() + _PRECEDING + _INTERFACE.read_text(encoding="utf-8")
+    interface = _INTERFACE.read_text(encoding="utf-8").replace(_MESSAGE, _KEPT_MESSAGE)
+    text = _device_names() + _PRECEDING + interface
     parts = [torch.__version__, platform.machine(), compiler, *_FLAGS, text]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     path = cached_file("programs", f"interface-{key}.o")

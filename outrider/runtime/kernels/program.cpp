@@ -102,11 +102,27 @@ std::vector<std::string> constant_names(int64_t address) {
   return names;
 }
 
-// Tells the program the addresses of its tensors, which the caller keeps.
+// A tensor over the memory of another one, which does not keep it.
+Tensor unowned(const Tensor& x) {
+  AtenTensorHandle handle;
+  int64_t* strides;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(x.handle(), &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      x.data_ptr(), x.dim(), x.sizes().data(), strides, 0, static_cast<int32_t>(x.scalar_type()),
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor::owned(handle);
+}
+
+// Tells the program the addresses of its tensors, which the caller keeps. torch's container never
+// deletes the handles that it makes of them, so that they may not keep the tensors.
 void use_constants(int64_t address, const std::vector<std::string>& names,
                    const std::vector<Shared>& tensors) {
+  std::vector<Tensor> constants;
   std::unordered_map<std::string, AtenTensorHandle> handles;
-  for (size_t i = 0; i < names.size(); i++) handles.emplace(names[i], tensors.at(i).get());
+  for (size_t i = 0; i < names.size(); i++) {
+    constants.push_back(unowned(of(tensors.at(i))));
+    handles.emplace(names[i], constants.back().handle());
+  }
   program_at(address).use_constants(handles);
 }
 
