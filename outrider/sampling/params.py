@@ -91,7 +91,7 @@ class Sampling:
         processors: additional logits processors, such as a ``transformers.LogitsProcessorList``;
             :data:`Processor` states their contract. They are called only for prefixes that plain
             decoding could produce: without an end token, within the maximum length, and without a
-            token that they themselves forbid.
+            token that they themselves forbid, unless it is forced.
         stateless: whether the processors' results depend on their arguments alone. With None this
             is checked by a few calls before anything is drafted; True asserts it. With False the
             processors are called exactly as in plain decoding, once per emitted token and in order,

@@ -1,11 +1,12 @@
 """Which positions logits processors are called for: those that plain decoding could reach.
 
 Processors are written for plain decoding and may rely on its prefixes: without an end token, within
-the maximum length, and made only of tokens that the processors themselves allowed. The
-``PrefixConstrainedLogitsProcessor`` of ``transformers`` raises an error where nothing may follow; a
-grammar has no state for a prefix that it forbids. Drafts contain such prefixes, because they may
-run past the end, and because copied tokens were never shown to a processor. (A stop string can only
-be found in the decoded text, so processors are called for prefixes that run past one.)
+the maximum length, and made only of tokens that the processors themselves allowed, or that are
+forced (``Sampling.forced``) whatever they say. The ``PrefixConstrainedLogitsProcessor`` of
+``transformers`` raises an error where nothing may follow; a grammar has no state for a prefix that
+it forbids. Drafts contain such prefixes, because they may run past the end, and because copied
+tokens were never shown to a processor. (A stop string can only be found in the decoded text, so
+processors are called for prefixes that run past one.)
 
 A context without ``ends`` does not belong to a running sequence; then processors are called for all
 positions that exist.
@@ -27,7 +28,8 @@ def reachable_positions(
     """The row and index of each position to call the processors for, parents before children.
 
     Before it advances the iterator, the caller writes the processed logits of the position into
-    ``z_BMV``: a node whose token they forbid is skipped, together with its descendants.
+    ``z_BMV``: a node whose token they forbid is skipped, together with its descendants, unless the
+    token is forced there.
     """
     open_BM = prefix.is_open_BM.tolist()
     for b, sampling in enumerate(samplings):
@@ -40,8 +42,8 @@ def reachable_positions(
 
 
 class _Allowed:
-    """Which nodes of a row's draft hold tokens that the processors allow. Without a draft, all
-    positions are allowed."""
+    """Which nodes of a row's draft hold tokens that the processors allow, or that are forced there.
+    Without a draft, all positions are allowed."""
 
     def __init__(self, sampling: Sampling, prefix: Prefix, b: int, z_MV: Tensor) -> None:
         self._forced = sampling.forced
@@ -61,9 +63,12 @@ class _Allowed:
         if self._draft is None or m == 0:
             return True
         parent, token = self._parents[m], self._tokens[m]
-        if parent not in self._allowed or self._forced.get(self._positions[m], token) != token:
+        if parent not in self._allowed:
             return False
-        if not bool(self._z_MV[parent, token] > -float("inf")):
+        forced = self._forced.get(self._positions[m])
+        if forced is not None and token != forced:
+            return False
+        if forced is None and not bool(self._z_MV[parent, token] > -float("inf")):
             return False
         self._allowed.add(m)
         return True

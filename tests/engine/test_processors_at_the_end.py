@@ -11,7 +11,11 @@ from real_tokenizers import worded
 from tiny_models import VOCAB, engine_of, ragged_prompts, token_ids
 from tiny_ngrams import tiny_file
 from torch import Tensor
-from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+)
 
 from outrider import Engine, Sampling
 from outrider.methods import METHODS
@@ -93,3 +97,23 @@ def test_processors_see_only_prefixes_of_plain_decoding(method: str, temperature
         if temperature == 0 and written.verifier_at(0).lossless:
             plain = engine_of(TARGET).generate(PROMPTS, samplings(temperature))
             assert token_ids(together) == token_ids(plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("speculative", 0.0), ("top-k-tree", 0.0), ("coupled", 0.9)]
+)
+def test_processors_are_called_after_a_forced_token_that_they_forbid(
+    method: str, temperature: float
+) -> None:
+    """Plain decoding emits a forced token and then calls them, whatever they said of it."""
+    sampling = Sampling(
+        temperature=temperature,
+        max_new_tokens=12,
+        ignore_eos=True,
+        processors=[NoRepeatNGramLogitsProcessor(1)],
+        forced={at: PROMPTS[0][at] for at in (1, 4, 5, 8)},
+    )
+    plain = engine_of(TARGET).generate(PROMPTS, sampling)
+    drafted = engine_of(TARGET, TARGET, method, 3).generate(PROMPTS, sampling)
+    assert token_ids(drafted) == token_ids(plain)
+    assert drafted.stats.accepted > 0
