@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from real_tokenizers import tokenizer
+from scheduled_requests import finish
 from tiny_models import (
     UniformDrafter,
     byte_tokenizer,
@@ -175,6 +177,60 @@ def test_states_stay_below_the_bound(
         engine = engine_of(target, draft, max_memory=bound)
         assert token_ids(engine.generate(PROMPTS, greedy(6))) == free
         assert 0 < max(held) <= bound
+
+
+def test_a_hybrids_batch_grows_up_to_the_bound() -> None:
+    """KV buffers are counted of the attention layers only: growing, they need no more than was
+    reserved."""
+    target = tiny_recurrent("recurrent_gemma", name="target")
+    prompts = ragged_prompts([50, 49, 48, 47])
+    free = token_ids(engine_of(target).generate(prompts, greedy(17)))
+    memory = engine_of(target, max_memory="1GB")._memory
+    assert memory is not None
+    extent = RowExtent(50, 67)
+    bound = memory.final(2, extent) + memory.first(2, extent)
+    engine = engine_of(target, max_memory=bound)
+    assert token_ids(engine.generate(prompts, greedy(17))) == free
+
+
+@pytest.mark.parametrize("method", ["slem", "tli"])
+def test_snapshots_of_a_draft_model_with_its_own_tokens(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are dropped once tokens are committed; and when rows join, which drops all of them, the
+    states are computed from the committed tokens: the draft model drafts what it drafts for a row
+    alone."""
+    words = tokenizer("byte")
+    settings = {"vocab_size": len(words)}
+    target = RecurrentModel(tiny_recurrent_module("mamba2", **settings).double(), words, "target")
+    module = tiny_recurrent_module("mamba2", **settings)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    draft = RecurrentModel(module.double(), words, "draft")
+    engine = engine_of(target, draft, method, 4)
+    prompts = ragged_prompts([9, 12, 5])
+    alone = [engine.generate([prompt], greedy(40))[0].stats for prompt in prompts]
+    assert 0 < sum(stats.accepted for stats in alone) < sum(stats.drafted for stats in alone)
+
+    passes: list[int] = []
+    drop = RecurrentCache._drop_passes
+
+    def spy(self: RecurrentCache) -> None:
+        drop(self)
+        passes.append(len(self._passes))
+
+    monkeypatch.setattr(RecurrentCache, "_drop_passes", spy)
+    scheduler = engine.new_scheduler()
+    ids = []
+    for prompt in prompts:
+        ids.append(scheduler.add(engine.request(prompt, greedy(40))))
+        for _ in range(5):
+            scheduler.step()
+    rows = finish(scheduler, len(ids))
+    assert [rows[each].stats.accepted for each in ids] == [stats.accepted for stats in alone]
+    assert max(passes) <= 5  # the draft model reads two tokens and drafts four
 
 
 def test_trees_are_refused_by_name(target: RecurrentModel) -> None:

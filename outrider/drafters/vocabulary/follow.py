@@ -71,9 +71,19 @@ class FollowState(ModelState):
         for row, own in zip(self.rows, tokens, strict=True):
             row.drafted, row.fed = own, min(self.fed, len(own))
 
+    def follow_rows(self) -> None:
+        """Writes the rows' tokens to the cache's context: a cache may drop what lies before them,
+        read them again, and retain them for later prompts."""
+        context = self.cache.context
+        lengths = [len(row.tokens) for row in self.rows]
+        tokens_BT = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+        for row, own in enumerate(self.rows):
+            tokens_BT[row, : lengths[row]] = torch.tensor(own.tokens)
+        context.follow(tokens_BT.to(context.device), Lengths.of(lengths, context.device))
+
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
-        self.cache.context.keep(rows)  # the prompts, which a prefill under way reads
+        self.cache.context.keep(rows)
         self.rows = [self.rows[row] for row in rows]
 
     def rollback(self, lengths: Lengths) -> None:
@@ -189,6 +199,7 @@ class Follower(ModelBacked, ABC):
             row.known, row.tail = length, (row.tail + new)[-NUM_REREAD:]
             same = border + _common(held, row.tokens[border:])
             row.cached = min(same, len(row.tokens) - 1)
+        state.follow_rows()
 
     def _room_B(self, state: FollowState, device: torch.device) -> Tensor:
         """How many more tokens each row has room for in the draft model's context, (B,). A row that

@@ -377,7 +377,7 @@ class KVCache(Cache, Sequences):
         if pooled is not None:
             return pooled
         bytes_per_buffer = math.prod(shape) * like.element_size()
-        wanted = bytes_per_buffer * 2 * len(self.keys)
+        wanted = bytes_per_buffer * 2 * self._num_attention_layers(place[1])
         if wanted > self._granted:  # free memory is read once for the buffers of all layers
             if pool is not None and wanted > self._free_bytes(like.device):
                 pool.clear()
@@ -389,10 +389,15 @@ class KVCache(Cache, Sequences):
             self._refuse(shape, wanted, self.own_bytes() + self._free_bytes(like.device))
             raise
 
+    def _num_attention_layers(self, layer: int) -> int:
+        """How many layers have KV buffers, or will have, as far as is known when this layer gets
+        one."""
+        return len(self.keys)
+
     def _check_free(
         self, shape: tuple[int, int, int, int], like: Tensor, bytes_per_buffer: int, wanted: int
     ) -> None:
-        held, free = self.own_bytes(), self._free_bytes(like.device)
+        held, free = KVCache.own_bytes(self), self._free_bytes(like.device)
         if max(bytes_per_buffer, wanted - held) > free:
             self._refuse(shape, wanted, held + free)
 

@@ -283,6 +283,11 @@ class RecurrentCache(KVCache):
         states = sum(x.nbytes for state in self._states.values() for x in state)
         return states, sum(x.nbytes for xs in self._running.inputs.values() for x in xs)
 
+    def _num_attention_layers(self, layer: int) -> int:
+        """All of them have KV buffers after the first pass."""
+        others = [keys for i, keys in enumerate(self.keys) if i != layer and keys is not None]
+        return 1 + len(others)
+
     def _return_to(self, before: Sequence[int]) -> None:
         """Makes the states of the rows whose lengths were others before those after their tokens
         now."""
