@@ -163,9 +163,12 @@ class Warp:
         self.is_softmax = self.only_scales and not self._scales
 
     def of_rows(self, rows: Sequence[int]) -> "Warp":
-        """The warp of a subset of the rows."""
+        """The warp of a subset of the rows. It is greedy only if that of all rows is: one rule
+        verifies them all."""
         samplings = [self.samplings[row] for row in rows]
-        return Warp(samplings, self._num_tokens, self._device, self._truncate)
+        part = Warp(samplings, self._num_tokens, self._device, self._truncate)
+        part.greedy = self.greedy
+        return part
 
     @cached_property
     def temperature_B(self) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
-from outrider import Engine, Sampling
+from outrider import Engine, Sampling, Speculation
 from outrider.core.errors import IncompatibleError
 from outrider.methods import METHODS
 
@@ -25,6 +25,7 @@ METHODS_WITH_A_MODEL = {
     "top-k-tree": {},
     "dynamic-tree": {},
     "traversal": {},
+    "spectr": {},
     "staged": {},
     "hybrid": {},
     "hybrid, tree": {"mode": "tree"},
@@ -81,6 +82,27 @@ def test_sampled_outputs_do_not_depend_on_their_batch() -> None:
     alone = [each.generate([p], s)[0] for p, s in zip(PROMPTS, samplings, strict=True)]
     assert token_ids(together) == token_ids(alone)
     assert [r.finish_reason for r in together] == ["length"] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_A_MODEL)
+def test_all_rows_that_the_draft_sees_may_draft_nothing(method: str) -> None:
+    """While a row beyond its context may draft."""
+    each, sampling = engine(method), Sampling(temperature=0.8, max_new_tokens=8, ignore_eos=True)
+    prompts, none = [PROMPTS[0], PROMPTS[4]], Speculation(num_speculative_tokens=0)
+    results = each.generate(prompts, sampling, speculation=[none, None])
+    alone = each.generate(prompts[:1], sampling, speculation=none)[0]
+    assert results[0].token_ids == alone.token_ids
+    assert results[0].stats.drafted == 0
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_A_MODEL)
+def test_rows_that_the_draft_sees_may_all_be_greedy(
+    method: str, expected: list[tuple[int, ...]]
+) -> None:
+    """While a row beyond its context samples, so that the batch's rule verifies draws."""
+    sampled = Sampling(temperature=0.8, max_new_tokens=NUM, ignore_eos=True)
+    results = engine(method).generate([PROMPTS[0], PROMPTS[4]], [greedy(NUM), sampled])
+    assert results[0].token_ids == expected[0]
 
 
 def test_outputs_of_coupled_sampling_depend_on_the_seed_only() -> None:

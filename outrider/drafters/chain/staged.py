@@ -158,10 +158,11 @@ class StagedDrafter:
 
     def propose(self, state: StagedState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
-        if γ < 1:
+        left = [γ] * context.num_rows if budget.tokens_B is None else budget.tokens_B.tolist()
+        if min(γ, max(left)) < 1:
             return Draft.root_only(context.root_B)
         self._follow(state, context)
-        distributions = self._write(state, context, budget, rng)
+        distributions = self._write(state, context, γ, left, rng)
         drafted_BT = state.sequences.tokens_BT
         position_BN = context.length_B[:, None] + torch.arange(-1, γ, device=context.device)
         tokens_BN = drafted_BT.gather(1, position_BN.clamp(max=drafted_BT.shape[1] - 1))
@@ -205,14 +206,13 @@ class StagedDrafter:
             state.inner = self.inner.start(sequences)
 
     def _write(
-        self, state: StagedState, context: Context, budget: Budget, rng: Stream
+        self, state: StagedState, context: Context, γ: int, left: Sequence[int], rng: Stream
     ) -> StageDistributions:
-        """Runs inner rounds until every row has its tokens; the distributions that the tokens were
-        drawn from."""
-        γ, sequences = budget.max_tokens, state.sequences
+        """Runs inner rounds until every row has as many tokens as are ``left``, at most γ; the
+        distributions that the tokens were drawn from."""
+        sequences = state.sequences
         rule = self.greedy_rule if context.distribution.greedy else self.rule
         distributions, number = StageDistributions(context, γ), 0
-        left = [γ] * context.num_rows if budget.tokens_B is None else budget.tokens_B.tolist()
         while max(left) > 0:
             sequences.stream = rng.child(number)
             before_B, number = sequences.length_B, number + 1
