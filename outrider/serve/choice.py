@@ -149,15 +149,20 @@ def _drafted(token: DraftedToken, names: TokenNames) -> dict[str, object]:
 
 
 def usage(
-    num_prompt_tokens: int, choices: Sequence[Choice], *, predicts: bool
+    prompts: Sequence[Sequence[int]], choices: Sequence[Choice], *, predicts: bool
 ) -> dict[str, object]:
     """The token counts of a request.
 
     Args:
-        num_prompt_tokens: of all prompts, each counted once.
-        choices: the outputs.
+        prompts: the prompts, each of which counts once. Of its tokens, those are cached that none
+            of its outputs had to read.
+        choices: the outputs, as many of each prompt, in the order of the prompts.
         predicts: whether drafts were copied from an expected output.
     """
+    num_prompt_tokens = sum(map(len, prompts))
+    each = max(1, len(choices) // len(prompts))
+    reused = [choice.stats.reused for choice in choices]
+    cached = sum(min(reused[first : first + each]) for first in range(0, len(reused), each))
     num_output = sum(len(choice.part.token_ids) for choice in choices)
     accepted = drafted = 0
     if predicts:
@@ -168,7 +173,7 @@ def usage(
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output,
         "total_tokens": num_prompt_tokens + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(c.stats.reused for c in choices)},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "accepted_prediction_tokens": accepted,

@@ -62,7 +62,7 @@ class Asked:
     @property
     def usage(self) -> dict[str, object]:
         """The token counts so far."""
-        return usage(self.num_prompt_tokens, self.choices, predicts=self.predicts)
+        return usage(self.prompts, self.choices, predicts=self.predicts)
 
     @property
     def metrics(self) -> dict[str, object] | None:

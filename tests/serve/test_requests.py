@@ -314,6 +314,16 @@ def test_a_stream_has_its_usage_and_metrics_last(client: TestClient) -> None:
     assert counts == sorted(counts)
 
 
+def test_a_cached_prompt_counts_once(client_of: Callable[..., TestClient]) -> None:
+    """Like the prompt itself, however many outputs it has."""
+    client = client_of(tiny_engine(prefix_cache="1MiB"))
+    body = {"prompt": ["def f(x):", "print(hello"], "n": 3, "max_tokens": 4, "ignore_eos": True}
+    first, again = (client.post(COMPLETIONS, json=body).json()["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = again["prompt_tokens_details"]["cached_tokens"]
+    assert cached == again["prompt_tokens"] - 2  # all tokens but the last ones
+
+
 def test_tokenizer_endpoints(client: TestClient) -> None:
     body = {"prompt": "def f(x):", "return_token_strs": True, "add_special_tokens": False}
     tokens = client.post("/tokenize", json=body).json()
