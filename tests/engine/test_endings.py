@@ -20,6 +20,7 @@ from tiny_models import (
 from transformers import PreTrainedTokenizerBase
 
 from outrider import Engine, Event, Result, Sampling, Stats
+from outrider.engine.round_counts import RoundCounts
 from outrider.runtime import HFModel, KVCache
 
 TEXT = "def f(x):\n    return x + 1 # hello world, 😀 é 漢字 👩‍👩‍👧 and hello again\n"
@@ -292,6 +293,16 @@ def test_origins_add_up(target: HFModel, γ: int, temperature: float) -> None:
     assert total.accepted == sum(r.stats.accepted for r in batch)
     assert sum(total.accepted_at) == total.accepted
     assert Stats.total([]).acceptance_length == 0
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_draft_counts_up_to_the_end_of_the_output(kept: int) -> None:
+    """Also where the end, such as a stop string, is the last accepted token."""
+    stats = Stats()
+    stats.count(RoundCounts(5, 4, True, [1.0, 0.5, 0.2], [0.5, 0.2, 0.1]), 2, kept)
+    assert (stats.drafted, stats.accepted, stats.verified, stats.emitted) == (kept,) * 4
+    assert stats.tried_at == stats.accepted_at == [1] * kept
+    assert stats.reached == sum([1.0, 0.5][:kept])
 
 
 def test_seconds_are_all_accounted_for(target: HFModel) -> None:

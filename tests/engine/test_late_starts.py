@@ -108,6 +108,25 @@ def test_a_draft_model_that_never_drafts_never_runs(
     assert set(passes) == {TARGET.name}
 
 
+def test_a_prompt_that_is_left_for_later_counts_as_not_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that the governor knows what the draft model has to read before it drafts."""
+    script(monkeypatch, 1000, late=True)
+    undrafted: list[list[int]] = []
+    ask = BatchGovernor.ask
+
+    def noting(self: BatchGovernor, rows: Any, *limits: Any) -> Asked:
+        undrafted.append([row.of(0).undrafted for row in rows])
+        return ask(self, rows, *limits)
+
+    monkeypatch.setattr(BatchGovernor, "ask", noting)
+    engine = engine_of(TARGET, DRAFT, "speculative", AUTO)
+    sampling = Sampling(temperature=0, max_new_tokens=3, ignore_eos=True)
+    engine.generate([PROMPTS[0], PROMPTS[2]], sampling)
+    assert undrafted == [[69, 8], [70, 9], [71, 10]]
+
+
 def test_prompts_are_read_where_drafts_pay_or_the_credit_does() -> None:
     machine = Machine(per_token=0.03, step=0.3)
     simulation = Simulation(machine, 1, seed=1)
