@@ -56,10 +56,15 @@ def _kernels() -> None:
 
 
 @vector_width
+@pytest.mark.parametrize("largest", [4, 100, 4000, 1e6])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_have_the_same_bits_in_any_company(name: str, dtype: torch.dtype) -> None:
-    x = (4 * torch.randn(23, WIDTH)).to(dtype)
+def test_operators_have_the_same_bits_in_any_company(
+    name: str, dtype: torch.dtype, largest: float
+) -> None:
+    """Also of larger numbers, which may take other steps than small ones."""
+    scale_B1 = torch.tensor([4, largest]).repeat(12)[:23, None]
+    x = (scale_B1 * torch.randn(23, WIDTH)).to(dtype)
     with exact_mode():
         alone = torch.cat([OPERATORS[name](row[None]) for row in x])
         for width in (2, 5, 6, 23):

@@ -10,10 +10,32 @@
 
 namespace outrider {
 
+constexpr float kNear = 100.f;  // below 125, from which on torch reduces angles by other steps
+
+static inline V near_sin(const V& x) { return x.sin(); }
+static inline V near_cos(const V& x) { return x.cos(); }
+
+// f of every angle; of each by itself if one is large. torch reduces all angles of a vector by the
+// steps that its largest one needs, which give small ones other bits.
+template <V (*f)(const V&)>
+static inline V of_angles(const V& x) {
+  float angles[kLanes];
+  x.store(angles);
+  bool near = true;
+  for (const float angle : angles) near &= std::abs(angle) < kNear;
+  if (near) return f(x);
+  for (float& angle : angles) {
+    float results[kLanes];
+    f(V(angle)).store(results);
+    angle = results[0];
+  }
+  return V::loadu(angles);
+}
+
 static inline V exp_of(const V& x) { return x.exp(); }
 static inline V tanh_of(const V& x) { return x.tanh(); }
-static inline V sin_of(const V& x) { return x.sin(); }
-static inline V cos_of(const V& x) { return x.cos(); }
+static inline V sin_of(const V& x) { return of_angles<near_sin>(x); }
+static inline V cos_of(const V& x) { return of_angles<near_cos>(x); }
 static inline V sigmoid_of(const V& x) { return V(1.f) / (V(1.f) + x.neg().exp()); }
 static inline V silu_of(const V& x) { return x / (V(1.f) + x.neg().exp()); }
 static inline V gelu_of(const V& x) {
