@@ -18,7 +18,7 @@ from outrider.core.chain import _cached_arange, _cached_chain_tensors
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.core.tree import _cached_tree_tensors
-from outrider.engine.admission import parse_bytes
+from outrider.engine.admission import Reservation, parse_bytes
 from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.kv_cache.buffer_pool import Place
@@ -135,6 +135,17 @@ def test_a_draft_length_policy_reserves_no_more_than_the_drafter(
         engine = engine_of(target, draft, method, 4, **settings)
         needs.append(least(engine, ragged_prompts(LENGTHS)))
     assert needs[1] == needs[0]
+
+
+def test_kv_buffers_of_rows_that_have_left_stay_reserved(target: HFModel) -> None:
+    """They are freed with those of the last row."""
+    each = engine_of(target, max_memory="1GB")
+    memory, rows = each._memory, [each.row(each.request([1, 2], greedy(9))) for _ in range(5)]
+    assert memory is not None
+    reservation = Reservation(memory)
+    assert reservation.admit(0, rows[:4], 4) == 4
+    assert reservation.admit(1, rows[4:], 1) == 1
+    assert memory.reservations[reservation] >= memory.final(4, memory.extent(rows[0].request))
 
 
 def test_rows_join_while_others_run(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_the_first_of_several_stops_ends_the_text(target: HFModel, γ: int) -> N
         (["never", "again", "hello"], "hello"),
         (["return x +", "turn x"], "turn x"),
         (["😀", "😀 é"], "😀"),
+        (["ello", "hell"], "hell"),
     ):
         result = engine.generate(PROMPT, forced(target, stop=stops)[0])
         assert (result.text, result.finish_reason) == (TEXT[: TEXT.index(first)], "stop")

@@ -6,11 +6,12 @@ Tokens are drafted as long as the draft's context has room.
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling, Speculation
-from outrider.core.errors import IncompatibleError
+from outrider.core.errors import IncompatibleError, NonFiniteLogitsError
 from outrider.methods import METHODS
 
 LIMIT, CONTEXT, NUM = 16, 64, 24
@@ -103,6 +104,19 @@ def test_rows_that_the_draft_sees_may_all_be_greedy(
     sampled = Sampling(temperature=0.8, max_new_tokens=NUM, ignore_eos=True)
     results = engine(method).generate([PROMPTS[0], PROMPTS[4]], [greedy(NUM), sampled])
     assert results[0].token_ids == expected[0]
+
+
+def test_a_damaged_draft_ends_its_row_only() -> None:
+    """Beside a row beyond its context."""
+    draft = short()
+    with torch.no_grad():
+        draft.module.get_input_embeddings().weight[PROMPTS[0][-1]] = torch.nan
+    each = engine_of(TARGET, draft, "speculative", γ=3)
+    with pytest.raises(NonFiniteLogitsError, match="draft") as caught:
+        each.generate([PROMPTS[0], PROMPTS[4]], greedy(4))
+    first, other = caught.value.results  # type: ignore[attr-defined]
+    assert first is None
+    assert len(other.token_ids) == 4
 
 
 def test_outputs_of_coupled_sampling_depend_on_the_seed_only() -> None:

@@ -131,6 +131,38 @@ def test_rows_that_leave_and_join_keep_their_states(target: RecurrentModel) -> N
 
 
 @torch.inference_mode()
+def test_rows_that_are_to_be_read_again_leave_and_join(target: RecurrentModel) -> None:
+    """They are read again in their new places."""
+    cache = started(target, [[3, 1, 4, 1, 5], [9, 2, 6], [8, 8, 8]])
+    cache.rollback(Lengths.of([9, 9, 1]))
+    cache.keep([0, 2])
+    cache.context.keep([0, 2])
+    assert cache.unread == [False, True]
+    other = started(target, [[4, 4, 4], [7, 7, 7]])
+    other.rollback(Lengths.of([1, 9]))
+    target.join(cache, other)
+    cache.context.join(other.context)
+    assert cache.unread == [False, True, True, False]
+    wanted = started(target, [[3, 1, 4, 1, 5], [8, 0], [4, 0], [7, 7, 7]])
+    expect(next_logits(target, cache), next_logits(target, wanted))
+
+
+@torch.inference_mode()
+def test_rows_that_move_roll_back_to_their_own_snapshots(target: RecurrentModel) -> None:
+    """Their passes began at other lengths than those of the rows in whose places they are."""
+    cache = started(target, [[3, 1], [9, 2, 6, 5], [8]])
+    for tokens in ([[1, 2], [3, 4], [5, 6]], [[7, 7], [8, 8], [9, 9]]):
+        target.extend(cache, torch.tensor(tokens))
+        cache.append(2)
+    cache.keep([0, 2])
+    cache.context.keep([0, 2])
+    cache.rollback(Lengths.of([4, 3]))
+    assert cache.unread == [False, False]
+    wanted = started(target, [[3, 1, 2, 7, 0], [5, 6, 9, 0]])
+    expect(next_logits(target, cache), next_logits(target, wanted))
+
+
+@torch.inference_mode()
 def test_snapshots_are_dropped_once_tokens_are_committed(target: RecurrentModel) -> None:
     """A cache under plain decoding holds two states, whatever the number of rounds; one that drafts
     n tokens alone holds n + 1."""
