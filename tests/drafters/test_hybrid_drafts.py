@@ -316,6 +316,18 @@ def test_a_merged_tree_has_every_path_once() -> None:
         assert tree.num_nodes == least or tree.num_nodes == 11
 
 
+def test_a_chain_beside_a_shallow_tree_knows_its_ancestors() -> None:
+    """Though no walk down the tree visits as many nodes."""
+    context = Context.start([(1,), (2,)], SoftmaxDistribution(), [0] * 2, range(2))
+    tokens_BN = context.root_B[:, None].repeat(1, 10)
+    chain = Draft.chain(tokens_BN, None, None, "chosen")
+    tree = Draft.tree((-1, 0, 0), tokens_BN[:, :3], chain.mask_BN[:, :3], None, "chosen", 2)
+    rows_B = torch.tensor([True, False])
+    draft = hybrid(Order([1, 1]))._together(context, [(chain, rows_B), (tree, ~rows_B)], "chosen")
+    assert torch.equal(draft.ancestors_BNN[0], chain.ancestors_BNN[0])
+    assert torch.equal(draft.ancestors_BNN[1, :3, :3], tree.ancestors_BNN[1])
+
+
 def test_sources_that_agree_make_a_chain() -> None:
     tree = union([chains([[1, 2, 3], [4]]), chains([[1, 2], [4, 5]])])
     assert tree.is_chain

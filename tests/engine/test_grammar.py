@@ -201,6 +201,18 @@ def test_forced_tokens_with_every_method(method: str) -> None:
         assert re.fullmatch(FIXED.source, result.text)
 
 
+def test_forced_chains_are_longer_than_walks_down_the_trees_of_other_rows() -> None:
+    """Each node knows its ancestors in both rows."""
+    each = Grammar.choice(["abcdefghijklmnopqrstuvwxyz"])
+    samplings = [Sampling(temperature=0, max_new_tokens=30, grammar=g) for g in (each, None)]
+    prompts = ["x", "def f(x):"]
+    results = tiny_engine("top-k-tree", γ=16, options={"topology": "2"}).generate(
+        prompts, samplings
+    )
+    assert results[0].stats.forced > 16
+    assert token_ids(results) == token_ids(engine_of(tiny_target()).generate(prompts, samplings))
+
+
 def test_forced_tokens_need_no_draft_model() -> None:
     """The draft model runs in rounds with a choice alone."""
     engine = tiny_engine()
