@@ -46,27 +46,30 @@ class EventStream(StreamingResponse):
 
     def __init__(self, generation: Generation, events: AsyncIterator[str]) -> None:
         self._generation = generation
+        self._told = False  # whether the client has had all that there is to tell
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(
-            _with_error(events), headers=headers, media_type="text/event-stream; charset=utf-8"
+            self._with_error(events), headers=headers, media_type="text/event-stream; charset=utf-8"
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:  # a shutdown that waits no longer
+            self._told = True
             last = event(shut_down().body).encode()
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
+            self._generation.disconnected = not self._told
             self._generation.close()
 
-
-async def _with_error(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    try:
-        async for each in events:
-            yield each
-    except Exception as error:
-        told = api_error(error)
-        if told.status >= 500:
-            logger.exception("a stream failed")
-        yield event(told.body)
+    async def _with_error(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
+        try:
+            async for each in events:
+                yield each
+        except Exception as error:
+            told = api_error(error)
+            if told.status >= 500:
+                logger.exception("a stream failed")
+            yield event(told.body)
+        self._told = True

@@ -99,7 +99,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_rows_within_a_round(stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_rows_within_a_round(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="outrider.serve")
+
     async def run() -> None:
         engine = tiny_engine()
         gate = Gate(engine)
@@ -113,6 +117,8 @@ def test_a_client_that_leaves_frees_its_rows_within_a_round(stream: bool) -> Non
             leave.set()
             await request
             assert app.state.service.num_open == 0
+            (record,) = [each for each in caplog.records if each.getMessage() == "request"]
+            assert json.loads(JsonLines().format(record))["disconnected"]
             gate.allowed.release(2)  # the worker may already wait for its next step
             await until(lambda: scheduler.num_running == 0)
             assert gate.num_steps <= 3
@@ -365,17 +371,19 @@ def test_metrics(client_of: Callable[..., TestClient]) -> None:
     assert 0 < found["vllm:kv_cache_usage_perc"] < 1  # the prefixes that are kept
 
 
+@pytest.mark.parametrize("stream", [False, True])
 def test_the_log_is_json_without_any_text_of_users(
-    client: TestClient, caplog: pytest.LogCaptureFixture
+    client: TestClient, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     with caplog.at_level(logging.INFO, logger="outrider.serve"):
-        response = client.post(COMPLETIONS, json=BODY | {"max_tokens": 5})
+        response = client.post(COMPLETIONS, json=BODY | {"max_tokens": 5, "stream": stream})
     (record,) = [each for each in caplog.records if each.name == "outrider.serve"]
     line = json.loads(JsonLines().format(record))
     assert line["request_id"] == response.headers["x-request-id"]
     assert line["status"] == 200
     assert line["completion_tokens"] == 5
     assert line["prompt_tokens"] > 0
+    assert not line["disconnected"]
     assert "hello" not in json.dumps(line)
 
 
