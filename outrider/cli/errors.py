@@ -3,6 +3,7 @@
 Exit codes: 0 success; 1 a comparison failed, or a bug in Outrider; 2 bad input; 130 Ctrl-C.
 """
 
+import errno
 import os
 import re
 import sys
@@ -23,6 +24,9 @@ _FLAGS = re.compile(  # how errors of the Python API name the parameters that ar
     r"|load|gpus|gpu|passes|max_per_token|prompt_tokens|output_tokens|swing"
     r"|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""What a disk that is full, or that must not be written, answers; commands write much."""
+
 _ONE_EACH = {"gammas": "gamma"}
 """Options that are given once for each value of a parameter."""
 
@@ -65,6 +69,10 @@ def report(error: Exception) -> int:
     known = sys.modules.get("outrider.core.errors")  # if not loaded, none of its errors was raised
     if known is not None and isinstance(error, known.OutriderError):
         say(f"error: {as_flags(str(error))}")
+        return BAD_INPUT
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        file = "the output" if error.filename is None else f"'{error.filename}'"
+        say(f"error: cannot write {file}: {error.strerror}")
         return BAD_INPUT
     say(
         f"error: unexpected {type(error).__name__}: {_first_line(error)} "

@@ -1,5 +1,6 @@
 """Bad input: one line on stderr, exit code 2, nothing on stdout, no stack trace."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,17 @@ def test_embedded_pair_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(assets, "files", lambda name: Path("nowhere"))
     assert_refused(run("generate", "x"), "embedded target", "missing")
+
+
+@pytest.mark.parametrize(("file", "what"), [(None, "the output"), ("answers.txt", "'answers.txt'")])
+def test_a_full_disk_is_no_bug(
+    generate: Run, monkeypatch: pytest.MonkeyPatch, file: str | None, what: str
+) -> None:
+    def fall(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", file)
+
+    monkeypatch.setattr("outrider.cli.generate.follow", fall)
+    assert_refused(generate("x"), f"error: cannot write {what}: No space left on device")
 
 
 def test_unexpected_errors_are_one_line_with_code_1(

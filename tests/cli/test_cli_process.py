@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.__main__ import replace_closed_streams
+
 PROMPT = "def f3(x):"
 
 
@@ -38,6 +40,19 @@ def test_only_output_and_summary_appear_even_on_an_ascii_terminal(pair: tuple[Pa
     assert done.stdout.isascii()
     assert done.stderr.startswith(b"40 tokens, ")
     assert done.stderr.count(b"\n") == 1
+
+
+def test_standard_streams_that_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    replace_closed_streams()
+    assert not sys.stdin.buffer.read()
+    assert not sys.stdin.isatty()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+        stream.write("γ\n")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")

@@ -176,8 +176,9 @@ def test_the_prompts_are_not_replaced(prompts: Path) -> None:
 
 
 def test_an_output_that_is_a_folder(prompts: Path) -> None:
-    with pytest.raises(InvalidParameterError, match="is a folder"):
-        run_batch(prompts, prompts.parent, backwards, {}, overwrite=True)
+    for folder in (prompts.parent, Path(), Path("/")):
+        with pytest.raises(InvalidParameterError, match="is a folder"):
+            run_batch(prompts, folder, backwards, {}, overwrite=True)
 
 
 def test_prompts_from_a_pipe() -> None:

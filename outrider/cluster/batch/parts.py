@@ -39,7 +39,7 @@ class Parts:
     def __init__(self, out: Path, contents: Mapping[str, Any]) -> None:
         self._out = out
         self._contents = json.loads(json.dumps(contents, default=str))
-        self.folder = out.with_name(out.name + ".parts")
+        self.folder = out.parent / (out.name + ".parts")
 
     @contextmanager
     def opened(self, *, overwrite: bool) -> Iterator[None]:
