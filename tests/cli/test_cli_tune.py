@@ -127,6 +127,8 @@ def test_the_last_table_stays_until_the_configuration_names_another(
     if speed:
         assert table.file.read_bytes() == b"new"
         assert values["options"] == {"file": str(table.file)}
+        measured = {each["method"] for each in values["measured"]}
+        assert measured == {f"ngram:file={table.file}"}
     else:
         assert table.file.read_bytes() == b"old"
         assert values["method"] == "speculative"

@@ -101,14 +101,23 @@ class Configuration:
         return self.choice, *(choice for _, _, choice in self.at_batch_size)
 
     def with_options_renamed(self, renamed: Callable[[str], str]) -> Configuration:
-        """The configuration with other values of the methods' options."""
+        """The configuration with other values of the methods' options, also of measured ones."""
 
         def of_choice(choice: Choice) -> Choice:
             options = {name: renamed(value) for name, value in choice.options.items()}
             return replace(choice, options=options)
 
         others = ((first, last, of_choice(each)) for first, last, each in self.at_batch_size)
-        return replace(self, choice=of_choice(self.choice), at_batch_size=tuple(others))
+        measured = tuple(
+            {**each, "method": renamed(each["method"])} if "method" in each else each
+            for each in self.measured
+        )
+        return replace(
+            self,
+            choice=of_choice(self.choice),
+            at_batch_size=tuple(others),
+            measured=measured,
+        )
 
     def stale(self, choice: Choice, hardware: str) -> list[str]:
         """What differs from what was measured, in words; nothing where all is the same.
