@@ -76,6 +76,7 @@ def as_document(
     from outrider.lab.versions import versions
 
     drafts = engine.method.name != "plain"
+    settled = engine.settled(sampling)
     return {
         "method": engine.method.name,
         "options": dict(options),
@@ -84,7 +85,7 @@ def as_document(
         "dtype": str(engine.target.dtype).removeprefix("torch."),
         "device": str(engine.target.device),
         "num_speculative_tokens": engine.num_speculative_tokens if drafts else None,
-        **{name: getattr(sampling, name) for name in _SAMPLING},
+        **{name: getattr(settled, name) for name in _SAMPLING},
         "versions": versions(),
         "prompt": result.prompt,
         "prompt_ids": list(result.prompt_ids),

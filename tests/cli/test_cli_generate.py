@@ -86,6 +86,8 @@ def test_json_says_how_the_output_was_generated(generate: Run, pair: tuple[Path,
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert re.findall(r"`(\w+)`", " ".join(cells)) == [*document]
     plain = json.loads(generate(PROMPT, "--json", "--method", "plain").stdout)
+    defaults = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    assert {name: plain[name] for name in defaults} == defaults
     assert (plain["draft"], plain["num_speculative_tokens"]) == (None, None)
 
 
