@@ -77,12 +77,21 @@ def load_checkpoint(
     Mutates the model, the optimisers, `extra` and torch's random state.
 
     Raises:
-        ValueError: the checkpoint belongs to a run with other settings; names the setting.
+        ValueError: the checkpoint belongs to a run with other settings, and the message names the
+            setting; or the file is damaged.
     """
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises errors of many kinds for files that are none of its
+        raise ValueError(
+            f"{path} is damaged, or no checkpoint of outrider; give another output folder, or "
+            "--fresh to start over"
+        ) from error
     for name, value in identity.items():
         if state["identity"].get(name) != value:
             raise ValueError(

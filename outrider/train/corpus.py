@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from outrider.core.errors import InvalidParameterError
 from outrider.train.licences import permissive_licence
 
 STDLIB = "python-stdlib"
@@ -81,6 +82,20 @@ def _package_files(package: str) -> tuple[str, str, list[tuple[str, Path]]]:
         if file.suffix == ".py"
     ]
     return distribution.version, licence, files
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InvalidParameterError: the file is no UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidParameterError(
+            f"{path} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from None
 
 
 def _documents(

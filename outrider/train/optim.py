@@ -46,8 +46,10 @@ class Schedule:
     decay: Decay = "linear"
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning rate is {self.learning_rate}; it must be above zero")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(
+                f"learning rate is {self.learning_rate}; it must be a finite number above zero"
+            )
         if self.warmup_steps + self.decay_steps > self.steps:
             raise ValueError(
                 f"{self.warmup_steps} warm-up and {self.decay_steps} decay steps do not fit into "

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from outrider.train.checkpoint import CHECKPOINT
+from outrider.train.corpus import read_utf8
 from outrider.train.export import export
 from outrider.train.loop import Settings, train
 from outrider.train.models import num_parameters
@@ -110,10 +111,10 @@ def read_pairs(path: Path) -> list[Pair]:
     """The pairs of a file, in its order.
 
     Raises:
-        ValueError: a line is not a pair, or the file is empty.
+        ValueError: a line is not a pair, or the file is empty or no UTF-8 text.
     """
     pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_utf8(path).splitlines(), 1):
         try:
             entry = json.loads(line)
             pairs.append((str(entry["source"]), str(entry["text"])))

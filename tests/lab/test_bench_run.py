@@ -406,9 +406,10 @@ def test_lines_that_are_no_results_are_kept(tmp_path: Path) -> None:
 def test_results_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="no results in"):
         read_cells(tmp_path)
-    (tmp_path / "cells.jsonl").write_text("{}\n")
-    with pytest.raises(InvalidParameterError, match="line 1: no cell of outrider bench"):
-        read_cells(tmp_path)
+    for content in (b"{}\n", b"\xdd\n"):
+        (tmp_path / "cells.jsonl").write_bytes(content)
+        with pytest.raises(InvalidParameterError, match="line 1: no cell of outrider bench"):
+            read_cells(tmp_path)
 
 
 # --------------------------------------------------------------------------------------- keys

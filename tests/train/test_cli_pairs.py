@@ -50,13 +50,14 @@ def test_held_out_texts_are_in_no_training_pair(file) -> None:
     [
         ('{"source": "a"}\n', "line 1: not a pair; each line"),
         ('{"source": "a", "text": "b"}\nnonsense\n', "line 2: not a pair"),
+        ("é\n", "pairs.jsonl is not UTF-8 text (byte 0); convert it first"),
         ("", "holds no pairs"),
         ('{"source": "a", "text": "b"}\n', "1 pairs are too few for batches of 8"),
     ],
 )
 def test_files_without_enough_pairs(tmp_path, content: str, message: str) -> None:
     path = tmp_path / "pairs.jsonl"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     done = call("--out", tmp_path / "out", "--pairs", path, *SHAPE, *RUN)
     assert done.exit_code == 2
     assert message in done.stderr

@@ -55,6 +55,13 @@ def test_a_disk_that_becomes_full_while_a_checkpoint_is_written(tmp_path, monkey
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 cut short"])
+def test_a_checkpoint_that_is_damaged(tmp_path, content):
+    (tmp_path / CHECKPOINT).write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged.* --fresh to start over"):
+        load_checkpoint(tmp_path, tiny_module(), [], {})
+
+
 def test_other_errors_stay_as_they_are(tmp_path):
     partial = tmp_path / "x.partial"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_distillation import target, tokenizer
 
-from outrider.core.errors import PromptError
+from outrider.core.errors import InvalidParameterError, PromptError
 from outrider.train.distill import self_prompts
 from outrider.train.distill.answers import ground_truth, plain_engine
 from outrider.train.distill.prompts import Reader, distinct, split
@@ -111,6 +111,9 @@ def test_a_file_without_prompts(tmp_path, lines, message):
 
 
 def test_a_path_without_prompts(tmp_path):
+    (tmp_path / "p.jsonl").write_bytes(b"\xe9")
+    with pytest.raises(InvalidParameterError, match=r"p\.jsonl is not UTF-8 text \(byte 0\)"):
+        reader().read(tmp_path / "p.jsonl")
     with pytest.raises(PromptError, match="no such file or folder"):
         reader().read(tmp_path / "nothing.txt")
     with pytest.raises(PromptError, match=r"holds no text files .* nothing to train on"):

@@ -287,9 +287,10 @@ def test_an_existing_model_is_trained_on(tmp_path, source, prompts, cache, finis
     assert [at["alpha"] for at in first] == [at["alpha"] for at in last]
 
 
-def test_a_model_with_other_tokens_is_no_draft(tmp_path, source, prompts):
+@pytest.mark.parametrize("num_tokens", [90, 512])
+def test_a_model_with_other_tokens_is_no_draft(tmp_path, source, prompts, num_tokens):
     folder = tmp_path / "other"
-    tiny_module(vocab_size=90).save_pretrained(folder)
+    tiny_module(vocab_size=num_tokens).save_pretrained(folder)
     from tiny_models import byte_tokenizer
 
     byte_tokenizer(["something else"], 260).save_pretrained(folder)
@@ -408,6 +409,7 @@ def test_a_target_without_a_tokenizer(tmp_path, prompts):
         ({"data": {"kind": "dreams"}}, "data='dreams': must be one of ground-truth"),
         ({"data": {"shares": {"draft": 1.0}}}, "only data='mixture' has shares"),
         ({"data": {"kind": "mixture", "shares": {"mixture": 1.0}}}, "of ground-truth, target"),
+        ({"data": {"kind": "mixture", "shares": {"target": 0.7}}}, "sum to 0.7"),
         ({"data": {"prompts": None}}, "no prompts: give a file or folder"),
         ({"data": {"refresh_every": 0}}, "refresh_every=0"),
         ({"data": {"answer_temperatures": (-1.0,)}}, "temperature=-1"),

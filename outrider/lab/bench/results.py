@@ -74,4 +74,4 @@ def _key_of(line: str) -> str | None:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [line for line in path.read_text("utf-8", "replace").split("\n") if line]

@@ -31,6 +31,7 @@ from outrider.core.errors import PromptError
 from outrider.core.values import shown
 from outrider.engine.chat import Message, check_messages, encode_messages
 from outrider.engine.prompts import is_chat
+from outrider.train.corpus import read_utf8
 
 TEXT_FILES = ("*.txt", "*.md", "*.py", "*.rst")
 HELD_OUT_ONE_IN = 20
@@ -132,7 +133,7 @@ class Reader:
 
     def _entries(self, path: Path) -> Iterator[Prompt]:
         is_json = path.suffix in (".jsonl", ".json")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_utf8(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:

@@ -15,6 +15,7 @@ from outrider.runtime.hf.load import check_vocabularies
 from outrider.runtime.kernels.build import find_compiler
 from outrider.train.distill.answers import Answering
 from outrider.train.distill.shape import Shape, parameters_read, shape_for_cost
+from outrider.train.distill.sources import interleaved
 from outrider.train.distill.start import evenly_spaced, from_folder, from_layers, from_scratch
 from outrider.train.loop import Settings
 from outrider.train.losses import DIVERGENCES
@@ -80,6 +81,7 @@ class Data:
                 f"shares={dict(self.shares)}: only data='mixture' has shares, of "
                 f"{', '.join(DATA[:-1])}"
             )
+        interleaved(self.mixture)  # an error for shares that are none, before hours of answers
         for name in ("answer_tokens", "refresh_every", "refresh_prompts", "replay_samples"):
             if getattr(self, name) < 1:
                 raise InvalidParameterError(f"{name}={getattr(self, name)}: must be at least 1")
@@ -120,9 +122,9 @@ class Start:
     def build(self, target: HFModel, seed: int, console: Console) -> PreTrainedModel:
         """The draft, in float32; says what was chosen."""
         if self.folder is not None:
-            draft = from_folder(self.folder)
-            check_vocabularies(target, HFModel(draft, target.tokenizer, "the draft"))
-            return draft
+            model = from_folder(self.folder)
+            check_vocabularies(target, model)
+            return model.module
         if self.shape is not None or self.cost_ratio is not None:
             shape = self.shape or shape_for_cost(target.module, self.cost_ratio or 0)
             draft = from_scratch(target.module, shape, seed)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.core.errors import InvalidParameterError
 from outrider.engine import Engine
 from outrider.train.data import permutation
 from outrider.train.distill.answers import Answering, sampled
@@ -215,11 +216,12 @@ def interleaved(shares: Mapping[str, float]) -> list[str]:
     """Names in a repeating pattern in which each has its share, as evenly spread as possible.
 
     Raises:
-        ValueError: shares that are not positive, do not sum to one, or are no multiples of 1/SLOTS.
+        InvalidParameterError: shares that are not positive, do not sum to one, or are no multiples
+            of 1/SLOTS.
     """
     total = sum(shares.values())
     if not shares or abs(total - 1) > 1e-6 or min(shares.values()) <= 0:
-        raise ValueError(
+        raise InvalidParameterError(
             f"shares {dict(shares)} sum to {total:g}; they must be positive and sum to 1"
         )
     if len(shares) == 1:
@@ -227,7 +229,9 @@ def interleaved(shares: Mapping[str, float]) -> list[str]:
     slots = {name: round(share * SLOTS) for name, share in shares.items()}
     for name, share in shares.items():
         if not slots[name] or abs(slots[name] / SLOTS - share) > 1e-6:
-            raise ValueError(f"share {share:g} of {name}: must be a multiple of {1 / SLOTS:g}")
+            raise InvalidParameterError(
+                f"share {share:g} of {name}: must be a multiple of {1 / SLOTS:g}"
+            )
     pattern: list[str] = []
     for length in range(1, SLOTS + 1):
         behind = {n: count * length / SLOTS - pattern.count(n) for n, count in slots.items()}

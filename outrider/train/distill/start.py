@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
-from outrider.runtime import load_model
+from outrider.runtime import HFModel, load_model
 from outrider.runtime.hf.hidden_states import decoder_layers
 from outrider.train.distill.shape import Shape
 from outrider.train.models import Architecture, build_llama
@@ -53,14 +53,13 @@ def reduce_embeddings(target: Any, draft: Any) -> bool:
     return True
 
 
-def from_folder(folder: str | Path) -> PreTrainedModel:
-    """An existing model, in float32.
+def from_folder(folder: str | Path) -> HFModel:
+    """An existing model, in float32, with its tokenizer.
 
     Raises:
         ModelLoadError: no such folder or id, or files that are no decoder.
     """
-    draft = load_model(folder, dtype=torch.float32, device="cpu", role="draft")
-    return draft.module
+    return load_model(folder, dtype=torch.float32, device="cpu", role="draft")
 
 
 def from_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
