@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from outrider import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,40 @@ def test_numbers_of_the_first_table_come_from_the_results() -> None:
         assert numbers
         for number in numbers:
             assert number in results, number
+
+
+@pytest.mark.parametrize(
+    ("page", "sections"),
+    [
+        ("peers.md", ["embedded pair in float32", "1B-cost pair in float32"]),
+        (
+            "avx512/peers.md",
+            ["embedded pair in bfloat16", "embedded pair in float32", "1B-cost pair in bfloat16"],
+        ),
+    ],
+)
+def test_numbers_beside_peers_come_from_the_results(page: str, sections: list[str]) -> None:
+    """A column of the table is a section of the page."""
+    table = README.rsplit(f"](benchmarks/results/{page})", 1)[1].split("\n\n")[1]
+    shown = [line.split("|")[2:-1] for line in table.splitlines()[2:]]
+    text = (ROOT / "benchmarks" / "results" / page).read_text(encoding="utf-8")
+    for column, section in enumerate(sections):
+        found = {}
+        for line in text.split(f"## The {section}\n")[1].split("\n## ")[0].splitlines():
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if len(cells) == 9:
+                found[cells[0], cells[1]] = cells
+        ours = float(found["outrider", "speculative compiled"][4])
+        assert float(shown[0][column]) == pytest.approx(ours, abs=0.5)
+        peers = (
+            ("transformers", "assisted"),
+            ("openvino", "speculative"),
+            ("llama.cpp", "speculative"),
+            ("outrider", "plain compiled"),
+        )
+        for row, peer in zip(shown[1:], peers, strict=True):
+            ratio = float(found[peer][8].rstrip("×"))
+            assert float(row[column].split("×")[0]) == pytest.approx(ratio, abs=0.055), peer
 
 
 def test_the_readme_says_how_to_install_and_call_it() -> None:
