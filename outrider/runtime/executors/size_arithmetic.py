@@ -5,7 +5,7 @@ torch traces a tensor of symbolic sizes by some thirty sums, products and compar
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from unittest.mock import patch
 
@@ -24,8 +24,9 @@ _Binary = Callable[[SymNode, SymNode], SymNode]
 def size_arithmetic_kept() -> Iterator[None]:
     """Within it, torch keeps the results of arithmetic of symbolic sizes. A graph that records such
     arithmetic has one node for each result, too."""
-    kept = {name: _kept(getattr(SymNode, name)) for name in _OPERATORS}
-    with patch.multiple(SymNode, **kept):
+    with ExitStack() as stack:
+        for name in _OPERATORS:
+            stack.enter_context(patch.object(SymNode, name, _kept(getattr(SymNode, name))))
         yield
 
 
