@@ -5,14 +5,14 @@
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
 ``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
 generate 128 tokens for each prompt side by side, a few tokens of one after a few of another
-(``side_by_side.py``). They do so in turns of two outputs, each with another seed, until the cell's
-seconds are spent. Two, since an engine that is several percent faster in one output may be slower
-in the next, and so on, whatever the order of engines. What counts is the median over the turns of
-the governor's tokens per second over plain decoding's in the same turn, with a bootstrap interval
-of 90 %, and likewise over the fixed length that is the best in the cell. The best of several in the
-same turns would be too fast by chance, so the turns are halved, and each is compared with the
-length that is the best in the other half. The bars are 0.97 and, where speculation pays, 0.95; a
-cell whose interval holds the bar is undecided.
+(``side_by_side.py``). They do so in turns, each with another seed, until the cell's seconds are
+spent. What counts is the median over the turns of the governor's tokens per second over plain
+decoding's in the same turn, with a bootstrap interval of 90 %, and likewise over the fixed length
+that is the best in the cell. The number of turns is even: in some cells an engine is several
+percent faster in every other one, so that the median of an odd number would be one of the two. The
+best of several lengths in the same turns would be too fast by chance, so the turns are halved, and
+each is compared with the length that is the best in the other half. The bars are 0.97 and, where
+speculation pays, 0.95; a cell whose interval holds the bar is undecided.
 Speculation pays where the lower end of the interval of that length is above plain decoding. Shorter
 outputs measure the governor's first rounds: one probe is 1.5 % of 64.
 
@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import harmonic_mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -128,18 +128,15 @@ def measure(
     Args:
         engines: by name.
         prompts: of all turns.
-        sampling: its seed is the number of the output.
+        sampling: its seed is the number of the turn.
         seconds: no turn begins after so many, once there are some.
     """
     turns: dict[str, list[float]] = {name: [] for name in engines}
     began, turn = time.perf_counter(), 0
-    while turn <= _LEAST_TURNS or time.perf_counter() - began < seconds:
-        outputs = [
-            side_by_side.speeds(engines, prompts, replace(sampling, seed=2 * turn + number))
-            for number in range(2)
-        ]
-        for name, each in turns.items():
-            each.append(harmonic_mean(speeds[name] for speeds in outputs))
+    while turn <= _LEAST_TURNS or turn % 2 == 0 or time.perf_counter() - began < seconds:
+        seeded = replace(sampling, seed=turn)
+        for name, speed in side_by_side.speeds(engines, prompts, seeded).items():
+            turns[name].append(speed)
         turn += 1
     speeds = {name: each[1:] for name, each in turns.items()}
     fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]

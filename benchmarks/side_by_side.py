@@ -6,8 +6,8 @@ meet the same changes. The next one is always that whose rows have emitted the f
 that all engines are at about the same place in the output, whatever the length of their drafts.
 
 An engine finds in the caches what the one before it has read: the weights of its target, or those
-of a draft model instead. Its first step then takes up to a tenth more or less time. So each goes on
-for several steps, and of those that are level, the next one is drawn at random.
+of a draft model instead. So each goes on for several steps, and of those that are level, the next
+one is drawn at random.
 """
 
 import random

@@ -46,6 +46,15 @@ def test_the_best_of_a_turn_is_chosen_by_the_other_half() -> None:
     assert governor.best_elsewhere([lucky[:3], [4.0, 5.0, 4.0]]) == [4.0, 5.0, 4.0]
 
 
+def test_the_number_of_turns_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(governor, "_LEAST_TURNS", 3)
+    target = tiny(dtype=torch.float64)
+    plain = engine_of(target)
+    engines = {"plain": plain, "2": engine_of(target, target, γ=2), "auto": plain}
+    row = governor.measure(engines, ragged_prompts([4]), greedy(4), seconds=0)
+    assert [len(turns) for turns in row["speeds"].values()] == [4] * 3
+
+
 def test_ratios_are_of_numbers_of_the_same_turn() -> None:
     ratio = governor.Ratio.of([10.0, 22.0, 36.0], [10.0, 20.0, 30.0])
     assert ratio == pytest.approx((1.1, 1.0, 1.2))
