@@ -272,12 +272,18 @@ class RequestBuilder:
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
-        bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
-        if bad:
-            raise InvalidParameterError(
-                f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
-                f"{self.target.num_tokens - 1}"
-            )
+        named = {
+            "logit_bias": sampling.logit_bias,
+            "stop": sorted(sampling.stop_token_ids),
+            "forced": sampling.forced.values(),
+        }
+        for name, tokens in named.items():
+            bad = [token for token in tokens if not 0 <= token < self.target.num_tokens]
+            if bad:
+                raise InvalidParameterError(
+                    f"{name}={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
+                    f"{self.target.num_tokens - 1}"
+                )
 
 
 def _speculated(request: Request, own: Speculated) -> Request:

@@ -118,9 +118,17 @@ def test_sampling_parameters(settings: dict[str, Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", {VOCAB: 1.0}), ("stop", [1, VOCAB]), ("forced", {2: VOCAB})],
+)
+def test_tokens_outside_the_vocabulary(engine: Engine, name: str, value: Any) -> None:
+    message = refusal(engine, [[1]], Sampling(**{name: value}), InvalidParameterError)
+    assert message.startswith(f"{name}={VOCAB}: token id {VOCAB} is out of range")
+    assert message.endswith(f"the vocabulary is 0 to {VOCAB - 1}")
+
+
 def test_parameters_that_do_not_fit_the_model(engine: Engine) -> None:
-    message = refusal(engine, [[1]], Sampling(logit_bias={VOCAB: 1.0}), InvalidParameterError)
-    assert f"token id {VOCAB}" in message
     assert "tokenizer" in refusal(engine, [[1]], Sampling(stop="x"), InvalidParameterError)
     message = refusal(engine, [[1], [2], [3]], [Sampling()] * 2, InvalidParameterError)
     assert "2 sampling parameters for 3 prompts" in message
