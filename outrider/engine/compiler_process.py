@@ -197,7 +197,7 @@ def compile_programs(arguments: Mapping[str, Any], tell: Tell, *, layers: bool =
     for missing in (Missing.COMPILE_UNLOCKED, Missing.COMPILE):
         left = []
         for stage in todo:
-            with collection_paused():  # it takes a second after a large program
+            with collection_paused():  # a collection after a large program takes a second
                 is_made = make(stage, missing)
                 if is_made:
                     tell(compiled=stage.number)

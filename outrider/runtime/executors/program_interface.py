@@ -35,8 +35,8 @@ one."""
 
 _MESSAGE = "static thread_local std::string g_aoti_last_error;"
 _KEPT_MESSAGE = "static thread_local std::string& g_aoti_last_error = *new std::string;"
-"""The interface's last error. Its destructor, which a thread runs when it ends, would keep the
-library of a program in memory until then; so the string has none, and stays behind instead."""
+"""The interface's last error. A thread calls the string's destructor when it ends, and keeps the
+library of a program mapped until then. A reference has no destructor; its string is never freed."""
 
 _PRECEDING = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 """What precedes the interface in a unit."""

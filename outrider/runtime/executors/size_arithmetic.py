@@ -5,29 +5,46 @@ torch traces a tensor of symbolic sizes by some thirty sums, products and compar
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
-from unittest.mock import patch
+from threading import Lock
 
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 
-_OPERATORS = (
-    *("_add", "_sub", "_mul", "_sym_max", "_sym_min"),
-    *("_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_and_", "_or_"),
-)
-
 _Binary = Callable[[SymNode, SymNode], SymNode]
+
+_OPERATORS: dict[str, _Binary] = {
+    name: getattr(SymNode, name)
+    for name in (
+        *("_add", "_sub", "_mul", "_sym_max", "_sym_min"),
+        *("_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_and_", "_or_"),
+    )
+}
+"""torch's own."""
+
+_CHANGING = Lock()
+_num_users = 0  # threads, and calls within calls, that trace now
 
 
 @contextmanager
 def size_arithmetic_kept() -> Iterator[None]:
-    """Within it, torch keeps the results of arithmetic of symbolic sizes. A graph that records such
-    arithmetic has one node for each result, too."""
-    with ExitStack() as stack:
-        for name in _OPERATORS:
-            stack.enter_context(patch.object(SymNode, name, _kept(getattr(SymNode, name))))
+    """Until the last of those that are within it leaves, torch keeps the results of arithmetic of
+    symbolic sizes. A graph that records such arithmetic has one node for each result, too."""
+    _add_users(1)
+    try:
         yield
+    finally:
+        _add_users(-1)
+
+
+def _add_users(num: int) -> None:
+    global _num_users
+    with _CHANGING:
+        before, _num_users = _num_users, _num_users + num
+        if not before or not _num_users:
+            for name, operator in _OPERATORS.items():
+                setattr(SymNode, name, _kept(operator) if _num_users else operator)
 
 
 def _kept(operator: _Binary) -> _Binary:
